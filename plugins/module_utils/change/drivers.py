@@ -16,13 +16,7 @@ import subprocess
 from abc import ABC, abstractmethod
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple, TypedDict
 
-from ansible_collections.npufleet.triton.plugins.module_utils.change import (
-    accepted_checks,
-    cards,
-    container,
-    lease,
-    replacement,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.change import accepted_checks, cards, container, lease, replacement
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe, server
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import connection
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client, contexts
@@ -91,7 +85,7 @@ class Driver(ABC):
 
     @abstractmethod
     def log_lines(self, since: float) -> List[str]:
-        """Return the lines of the server's log since the latest switch of releases. `since` is the time of that switch."""
+        """Return the lines of the server's log since `since`, the time of the latest switch of releases."""
 
     @abstractmethod
     def existed(self, actual: Mapping[str, Any]) -> bool:
@@ -102,7 +96,7 @@ class Driver(ABC):
         return True
 
     def busy_cards(self) -> List[str]:
-        """Wait until the cards are free. At the time limit, return the reasons why cards are still busy."""
+        """Wait until the cards are free. Return the reasons why cards are still busy at the time limit."""
         return []
 
     @abstractmethod
@@ -208,8 +202,8 @@ class ContainerDriver(Driver):
 
     def remove_unused_files(self) -> List[str]:
         # Each container has its own file with Triton's keys to object stores. The files of earlier containers are unused.
-        current = (self.server.get("credentials") or {}).get("path")
-        unused = [path for path in sorted(glob.glob(os.path.join(server.CREDENTIALS_HOME, "cloud-*.json"))) if path != current]
+        paths = sorted(glob.glob(os.path.join(server.CREDENTIALS_HOME, "cloud-*.json")))
+        unused = [path for path in paths if path != (self.server.get("credentials") or {}).get("path")]
         for path in unused:
             os.unlink(path)
         return unused
@@ -300,8 +294,8 @@ class ProcessDriver(Driver):
         return self._run_grpc_client if self.server["grpc"] else None
 
     def infer(self, checks: Mapping[str, Any], document: Mapping[str, Any], headers: Mapping[str, str]) -> Dict[str, Any]:
-        client = state.python_path(self.root)
-        return check_client.prove(client, document, checks["program"], headers, check_client.run_in_process)
+        python = state.python_path(self.root)
+        return check_client.prove(python, document, checks["program"], headers, check_client.run_in_process)
 
     def mask_secrets(self, message: str) -> str:
         return state.mask_secrets(self.server, message)

@@ -47,15 +47,13 @@ class Outcome(NamedTuple):
     why: Optional[str] = None
     back: str = ""
     checks: Sequence[Mapping[str, Any]] = ()
-    # True if the plan replaces the server
-    replaces: bool = False
+    replaces: bool = False  # True if the plan replaces the server
     # The models that were switched to another release
     moves: Mapping[str, store.Move] = {}
     warnings: Sequence[str] = ()
     accepted: Optional[bool] = None  # None if the change did not have to be accepted
     restored: bool = False  # True if the previous state was restored and verified, or if nothing was changed
-    # True if the change released the lease of the host
-    released: bool = False
+    released: bool = False  # True if the change released the lease of the host
 
 
 # Errors whose message is meant for an operator. Other errors also cause a rollback, and are reported with their source line.
@@ -91,7 +89,7 @@ class HostChange:
     def run(self) -> Outcome:
         """Make and prove the change, or restore the previous state. Raises LeaseError if this run does not have the lease."""
         holder = self.driver.holder
-        # The guard ends stuck loads, and for that it needs the lease. pylint: disable-next=confusing-with-statement
+        # The guard needs the lease to end stuck loads. pylint: disable-next=confusing-with-statement
         with lease.working(self.root, holder, self._limit()) as current_lease, self.guard:
             # An operator may have begun a maintenance after the lease was taken.
             lease.refuse_maintenance(self.root, bool(current_lease and current_lease["maintenance"]))
@@ -153,8 +151,9 @@ class HostChange:
         if not self.order["store_change"]:
             return False
         change = dict(self.order["store_change"])
-        served = os.path.join(self.root, "served")
-        change["withdraw"] = [name for name in change.get("withdraw", []) if os.path.lexists(os.path.join(served, name))]
+        change["withdraw"] = [
+            name for name in change.get("withdraw", []) if os.path.lexists(os.path.join(self.root, "served", name))
+        ]
         if change["state"] == "released" and releases.is_applied(self.root, change):
             return False
         self.log_step("switch the models")
@@ -354,7 +353,7 @@ class HostChange:
         return report + ("; a load hangs in the server, so the next run restarts it" if hung else "")
 
     def _previous_models(self, previous: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the inventory's models with files in the store, and the models that the previous server read from object stores.
+        """Return the inventory's models in the store, and the models that the previous server read from object stores.
 
         If the previous server did not answer, return all models of the inventory.
         """

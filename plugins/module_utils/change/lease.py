@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lease of a host: a file that gives one run the right to change the host, from the first to the last change of the run.
 
-`lease.json` names the run and the person who started it. A call is one execution of a module that changes or proves the host for
-this run. The lease is live (valid) during each call, and for `patience` seconds after the last call. Each running call keeps a lock
-on `lease.calls`. A live lease is released only by the run that has it. Another run waits until the lease is no longer live, and
-then takes it over. A reboot ends every lease. If a call hangs, the kernel ends the process of the call at its time limit.
+A call is one execution of a module that changes or proves the host for this run. The lease is live (valid) during each call, and
+for `patience` seconds after the last call. Each running call keeps a lock on `lease.calls`. A live lease is released only by the
+run that has it. Another run waits until the lease is no longer live, and then takes it over. A reboot ends every lease. If a call
+hangs, the kernel ends the process of the call at its time limit.
 """
 
 from __future__ import annotations
@@ -35,13 +35,11 @@ LAST = "lease.last"
 WATCHDOG = "/run/npufleet-watchdog.lock"
 # Longest time in seconds for which the watchdog holds this lock
 WATCHDOG_WAIT = 900.0
-# Shortest time limit of a call in seconds. The time limits of the container are added.
-CALL_LIMIT = 3600.0
+# Shortest time limit of a call in seconds. The time limits of the container are added LIMIT_REPEATS times: a call can replace the
+# container and then restore the old one, so it needs each time limit twice. The rest is a reserve.
+CALL_LIMIT, LIMIT_REPEATS = 3600.0, 4
 # Largest argument of signal.alarm in seconds
 MAX_ALARM = 2.0**30
-# The time limits of the container are added to CALL_LIMIT this number of times. A call can replace the container and then restore
-# the old one, so it needs each time limit twice. The rest is a reserve.
-LIMIT_REPEATS = 4
 SHAPE = {
     "run": str,
     "by": str,
@@ -49,12 +47,11 @@ SHAPE = {
     "boot": str,
     "renewed": shapes.NUMBER,
     "patience": shapes.NUMBER,
-    # Seconds since boot at the last renewal. Nobody can set this clock. `renewed` is the time of day, which can be set. Earlier
-    # versions wrote only `renewed`.
+    # Seconds since boot at the last renewal. Unlike the time of day in `renewed`, nobody can set this clock. Earlier versions wrote
+    # only `renewed`.
     "uptime?": shapes.NUMBER,
     "maintenance": bool,
-    # Name, time limits and API key file of the container (container.py). With these, the host can undo an interrupted change
-    # without the controller.
+    # Settings of the container (container.py), with which the host can undo an interrupted change without the controller
     "container": {
         "name?": str,
         "free_timeout?": shapes.NUMBER,
@@ -115,10 +112,7 @@ def write(path: str, value: Mapping[str, Any], mode: int = 0o644) -> None:
 
 
 def remaining(lease: Mapping[str, Any]) -> float:
-    """Return the seconds until the lease ends if no call renews it.
-
-    Return 0 if the last renewal was before the last boot.
-    """
+    """Return the seconds until the lease ends if no call renews it. Return 0 if the last renewal was before the last boot."""
     if lease["boot"] != boot():
         return 0.0
     if "uptime" in lease:
@@ -204,25 +198,25 @@ def acquire(
     while True:
         with watchdog_idle() if watchdog else nullcontext(), _lease_lock(root):
             before = read(root)
-            is_renewal = before is not None and before["run"] == holder.run
-            if before is None or is_renewal or not live(root, before, dead_run):
-                if is_renewal and before is not None:
-                    # If one call of a run was allowed to change a host in maintenance, its later calls are allowed, too.
-                    holder = holder._replace(maintenance=holder.maintenance or before["maintenance"])
-                refuse_maintenance(root, holder.maintenance)
+            renewed = before if before is not None and before["run"] == holder.run else None
+            if before is None or renewed or not live(root, before, dead_run):
+                # If one call of a run was allowed to change a host in maintenance, its later calls are allowed, too.
+                maintenance_allowed = holder.maintenance or bool(renewed and renewed["maintenance"])
+                refuse_maintenance(root, maintenance_allowed)
                 entry = {
                     "run": holder.run,
                     "by": holder.by,
-                    "since": before["since"] if is_renewal and before else timestamp(),
+                    "since": renewed["since"] if renewed else timestamp(),
                     "boot": boot(),
                     "patience": patience,
-                    "maintenance": holder.maintenance,
+                    "maintenance": maintenance_allowed,
                     "container": dict(container),
                 }
                 _write_renewed(root, entry)
-                if not is_renewal:
-                    write(os.path.join(root, LAST), {"run": holder.run})
-                return not is_renewal, None if is_renewal else before
+                if renewed:
+                    return False, None
+                write(os.path.join(root, LAST), {"run": holder.run})
+                return True, before
         if time.monotonic() >= deadline:
             left = remaining(before)
             until = f"ends in {left:.0f} s" if left else "ends with its last call on the host"
@@ -292,10 +286,9 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 
 def release(root: str, holder: Holder, rollout: Mapping[str, Any] = MappingProxyType({})) -> bool:
-    """Release the lease of this run. Return False if this run does not hold it.
+    """Release the lease of this run. Return False if this run does not hold it. Raises ValueError if `rollout` is invalid.
 
-    `rollout` is the result of the host change, for rollouts.json. An empty `rollout` means that the change has succeeded. Raises
-    ValueError if `rollout` is invalid.
+    `rollout` is the result of the host change, for rollouts.json. An empty `rollout` means that the change has succeeded.
     """
     with _lease_lock(root):
         lease = read(root)

@@ -27,10 +27,7 @@ MAX_RESTARTS = 2
 def read_host(
     desired: Mapping[str, Any], root: str = "", run: str = "", dead_run: str = "", driver: Any = None
 ) -> Tuple[Dict[str, Any], List[Item]]:
-    """Return the actual state of each concern (a part of the host) in `desired`, and the plan.
-
-    The plan also has items for a change that another run left unfinished.
-    """
+    """Return the actual state of each concern in `desired`, and the plan with items for a change that another run left open."""
     actual: Dict[str, Any] = {}
     plan: List[Item] = []
     units = system.unit_states(*(concern.unit for name, concern in CONCERNS.items() if concern.unit and name in desired))
@@ -117,12 +114,8 @@ class Observation(NamedTuple):
 
     def describe(self) -> str:
         """Return the differences, one line each."""
-        return "".join(
-            "\n  - "
-            + sentence(entry, MAX_SHOWN)
-            + (f"; Triton says: {self.refusals[entry['name']]}" if entry["name"] in self.refusals else "")
-            for entry in self.plan
-        )
+        reasons = {name: f"; Triton says: {why}" for name, why in self.refusals.items()}
+        return "".join(f"\n  - {sentence(entry, MAX_SHOWN)}{reasons.get(entry['name'], '')}" for entry in self.plan)
 
 
 def is_final(first: Mapping[str, Any], observation: Observation) -> bool:

@@ -1,9 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The file replacement.json, which describes an open replacement of the server.
-
-The file is written before the first step of the replacement and removed after the last step.
-"""
+"""The file replacement.json, which exists from the first to the last step of a replacement of the server."""
 
 from __future__ import annotations
 
@@ -50,8 +47,7 @@ UNKNOWN: Dict[str, Any] = {
 def read(root: str, previous: bool = False) -> Optional[Dict[str, Any]]:
     """Return the open replacement, or None if no replacement is open. Return UNKNOWN if the file cannot be read.
 
-    `previous` is True if a previous container exists. This container shows that a replacement is open, so UNKNOWN is also returned
-    if the file is missing.
+    `previous` is True if a previous container exists. It shows that a replacement is open, even if the file is missing.
     """
     content: Optional[Dict[str, Any]]
     content, flaw, exists = shapes.read(os.path.join(root, REPLACEMENT), SHAPE)

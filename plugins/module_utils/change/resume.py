@@ -63,8 +63,8 @@ def resume(root: str, engine: Optional[container.Docker] = None) -> Outcome:
         why = failures.reason(error, EXPECTED)
         return Outcome(failed=f"the change of {owner} could not be rolled back, run playbooks/site.yml: {why}")
     finally:
-        # Release the lease even after a failure, because a later run finds the remaining differences. An error of the release is
-        # ignored, because this lease has a patience of 0 and so ends by itself.
+        # Release the lease even after a failure, because a later run finds the remaining differences. If this release fails, the
+        # lease ends by itself, because its patience is 0.
         with suppress(lease.LeaseError, OSError):
             lease.release(root, host)
 
