@@ -19,14 +19,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import system
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, servers
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.files import UNIT
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import BalancerError, process
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers import (
-    DOWN,
-    DRAINED,
-    IN_MAINTENANCE,
-    READY,
-    Balancer,
-    Server,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers import DRAINED, READY, Balancer, Server
 
 # First and longest pause in seconds between two reads of the requests in flight or of the health
 FIRST_PAUSE, MAX_PAUSE = 0.1, 1.0
@@ -242,7 +235,7 @@ class Change:
                 return False
             if self.check_mode:
                 return False
-            if server.state == IN_MAINTENANCE:
+            if server.state == servers.IN_MAINTENANCE:
                 # HAProxy does not check a server in its maintenance state, so the server is drained instead.
                 self.balancer.drain(name)
                 drains.save_state(self.home, self.balancer.runtime)
@@ -256,7 +249,7 @@ class Change:
         deadline, pause = time.monotonic() + self.desired.up_within, FIRST_PAUSE
         while True:
             server = self.balancer.server(self.desired.name)
-            if server.health != DOWN:
+            if server.health != servers.DOWN:
                 return
             if time.monotonic() >= deadline:
                 raise BalancerError(

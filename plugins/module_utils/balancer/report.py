@@ -8,19 +8,8 @@ import hashlib
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer import change, drains, traffic
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import (
-    BACKENDS,
-    COUNTERS,
-    BalancerError,
-    NotRunning,
-    ProcessInfo,
-    Runtime,
-    by_protocol,
-    is_gone,
-    parse_stat,
-    process,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import change, drains, runtime, traffic
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import BACKENDS, BalancerError
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers import Balancer
 
 # HAProxy writes the line of a request shortly after the request has ended. So a window (the time in which traffic is counted) ends
@@ -33,14 +22,14 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
     """Return the result of balancer_info. Raises BalancerError."""
     now = time.time() - MARGIN
     try:
-        current = process(balancer.runtime)
-    except NotRunning as error:
+        current = runtime.process(balancer.runtime)
+    except runtime.NotRunning as error:
         unknown = dict.fromkeys(("process", "version", "records_flaw"))
         return {"now": now, "running": False, "reason": str(error), **unknown, "config": config_digest(config), "servers": {}}
     servers, old = balancer.servers(), balancer.old_in_flight()
-    rows = by_protocol(parse_stat(balancer.runtime.command("show stat")))
+    rows = runtime.by_protocol(runtime.parse_stat(balancer.runtime.command("show stat")))
     records = drains.read(home)
-    no_counts = dict.fromkeys(COUNTERS, 0)
+    no_counts = dict.fromkeys(runtime.COUNTERS, 0)
     found: Dict[str, Any] = {}
     for name, server in servers.items():
         described = change.describe(server, server.in_flight + old.get(name, 0), records.by_server.get(name))
@@ -77,7 +66,7 @@ def config_digest(path: str) -> Optional[str]:
         return None
 
 
-def _requests(balancer: Balancer, current: ProcessInfo, since: float, until: float) -> Tuple[List[traffic.Request], bool]:
+def _requests(balancer: Balancer, current: runtime.ProcessInfo, since: float, until: float) -> Tuple[List[traffic.Request], bool]:
     """Return the requests that finished from `since` until `until` in all workers, and True if no request is missing.
 
     Requests are missing if HAProxy was reloaded after `since`, because the ring of an ended worker is lost.
@@ -87,9 +76,9 @@ def _requests(balancer: Balancer, current: ProcessInfo, since: float, until: flo
     return [request for ring in rings for request in ring.requests], current.started <= since and all(ring.covers for ring in rings)
 
 
-def _ring(worker: Runtime) -> Optional[str]:
+def _ring(worker: runtime.Runtime) -> Optional[str]:
     """Return the lines in the ring of a worker, or None if the worker has ended."""
     answer = worker.command(f"show events {traffic.RING}")
     if answer.startswith("No such event sink"):
         raise BalancerError(f"HAProxy has no ring {traffic.RING}, expected the configuration of the role load_balancer")
-    return None if is_gone(answer) else answer
+    return None if runtime.is_gone(answer) else answer

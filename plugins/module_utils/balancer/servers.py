@@ -7,20 +7,8 @@ from __future__ import annotations
 import os
 from typing import Dict, List, NamedTuple, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import (
-    BACKENDS,
-    NAME,
-    BalancerError,
-    Runtime,
-    StateRow,
-    StatRow,
-    by_protocol,
-    is_gone,
-    parse_old_workers,
-    parse_sessions,
-    parse_stat,
-    parse_state,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import runtime
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import BACKENDS, BalancerError, Runtime
 
 READY, DRAINED, IN_MAINTENANCE = "ready", "drained", "maintenance"
 UP, DOWN, UNKNOWN = "up", "down", "unknown"
@@ -60,8 +48,8 @@ class Balancer:
 
     def servers(self) -> Dict[str, Server]:
         """Return the servers by name. Raises BalancerError if the two backends differ."""
-        states = by_protocol(parse_state(self.runtime.command("show servers state")))
-        stats = by_protocol(parse_stat(self.runtime.command("show stat")))
+        states = runtime.by_protocol(runtime.parse_state(self.runtime.command("show servers state")))
+        stats = runtime.by_protocol(runtime.parse_stat(self.runtime.command("show stat")))
         for name in set().union(*states.values(), *stats.values()):
             for protocol, backend in BACKENDS.items():
                 if name not in states[protocol] or name not in stats[protocol]:
@@ -86,7 +74,7 @@ class Balancer:
         """Return the workers that reloads left behind and that still have sessions. Raises BalancerError."""
         if not self.sees_old_workers:
             return []
-        processes = parse_old_workers(Runtime(self.master, "@master").command("show proc"))
+        processes = runtime.parse_old_workers(Runtime(self.master, "@master").command("show proc"))
         return [Runtime(self.master, f"@!{pid}") for pid in processes]
 
     def old_in_flight(self) -> Dict[str, int]:
@@ -94,7 +82,7 @@ class Balancer:
         found: Dict[str, int] = {}
         for worker in self.old_workers():
             answer = worker.command("show stat")
-            for row in [] if is_gone(answer) else parse_stat(answer):
+            for row in [] if runtime.is_gone(answer) else runtime.parse_stat(answer):
                 found[row.name] = found.get(row.name, 0) + row.in_flight
         return found
 
@@ -126,10 +114,10 @@ class Balancer:
             self.runtime.execute(f"shutdown sessions server {backend}/{name}")
         for worker in self.old_workers():
             # An old worker refuses commands for its stopped backends, but it accepts commands for single sessions.
-            for session in parse_sessions(worker.command("show sess"), name):
+            for session in runtime.parse_sessions(worker.command("show sess"), name):
                 answer = worker.command(f"shutdown session {session}").strip()
                 # The session may have ended since it was listed.
-                if answer and not is_gone(answer) and not answer.startswith("No such session"):
+                if answer and not runtime.is_gone(answer) and not answer.startswith("No such session"):
                     raise BalancerError(f"an old worker of HAProxy refuses to close a session: {answer[:200]}")
 
 
@@ -148,11 +136,11 @@ def serving(servers: Dict[str, Server]) -> List[str]:
 
 def check_name(name: str) -> None:
     """Raise BalancerError for a name that cannot be the name of a server."""
-    if not NAME.fullmatch(name):
+    if not runtime.NAME.fullmatch(name):
         raise BalancerError(f"the name of the server is {name[:100]!r}, expected letters, digits and _ . : -")
 
 
-def _server(http: StateRow, grpc: StateRow, http_stat: StatRow, grpc_stat: StatRow) -> Server:
+def _server(http: runtime.StateRow, grpc: runtime.StateRow, http_stat: runtime.StatRow, grpc_stat: runtime.StatRow) -> Server:
     both = (http, grpc)
     idle = [bool(row.admin & (MAINTENANCE | DRAIN)) or row.weight == 0 for row in both]
     return Server(
@@ -167,7 +155,7 @@ def _server(http: StateRow, grpc: StateRow, http_stat: StatRow, grpc_stat: StatR
     )
 
 
-def _health(state: StateRow, stat: StatRow) -> str:
+def _health(state: runtime.StateRow, stat: runtime.StatRow) -> str:
     """Return the result of the health checks. It is UNKNOWN if HAProxy does not check the server, for example in maintenance."""
     if state.admin & MAINTENANCE or stat.status == "no check":
         return UNKNOWN

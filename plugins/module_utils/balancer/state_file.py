@@ -20,15 +20,8 @@ import sys
 import time
 from typing import Dict, NamedTuple, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, files
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import (
-    BACKENDS,
-    MASTER,
-    SOCKET,
-    BalancerError,
-    Runtime,
-    parse_info,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, files, runtime
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import MASTER, SOCKET, BalancerError, Runtime
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import durable
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
@@ -64,7 +57,7 @@ def configured_servers(config: str) -> Dict[Tuple[str, str], ConfiguredServer]:
         section, server = _BACKEND.match(line), _SERVER.match(line)
         if section:
             backend = section[1]
-        elif server and backend in BACKENDS.values():
+        elif server and backend in runtime.BACKENDS.values():
             weight = _WEIGHT.search(server[4])
             found[(backend, server[1])] = ConfiguredServer(server[2].strip("[]"), server[3], weight[1] if weight else "1")
     return found
@@ -101,7 +94,7 @@ def _new_row(backend: str, name: str, server: ConfiguredServer) -> Dict[str, str
     row.update(dict.fromkeys(("srv_fqdn", "srvrecord", "srv_check_addr", "srv_agent_addr"), "-"))
     values = {"be_name": backend, "srv_name": name, "srv_addr": "-", "srv_port": server.port}
     # Status 1: the server was not checked yet. State 6: the check is enabled.
-    checks = {"srv_check_status": "1", "srv_check_state": "6" if backend == BACKENDS["http"] else "0"}
+    checks = {"srv_check_status": "1", "srv_check_state": "6" if backend == runtime.BACKENDS["http"] else "0"}
     return {**row, **values, **checks, "srv_uweight": server.weight, "srv_iweight": server.weight}
 
 
@@ -133,15 +126,15 @@ def reload(master: int) -> None:
     """Reload the HAProxy with the main process `master`. Wait until its new configuration is in use. Raises BalancerError."""
     if master <= 1:
         raise BalancerError("MAINPID is not set, expected the main process of HAProxy. Run `systemctl reload haproxy`")
-    runtime = Runtime(SOCKET)
-    before = _running(runtime)[0]
+    haproxy = Runtime(SOCKET)
+    before = _running(haproxy)[0]
     failed = _failed_reloads()
     save()
     os.kill(master, signal.SIGUSR2)
     expected = files.digest_in(read_text(files.CONFIG) or "")
     deadline = time.monotonic() + RELOAD_TIMEOUT
     while time.monotonic() < deadline:
-        pid, digest = _running(runtime)
+        pid, digest = _running(haproxy)
         if pid not in (0, before) and expected in (None, digest):
             return
         if _failed_reloads() > failed:
@@ -150,11 +143,11 @@ def reload(master: int) -> None:
     raise BalancerError(f"HAProxy did not load {files.CONFIG} in {RELOAD_TIMEOUT:.0f} s. See `journalctl --unit {files.UNIT}`")
 
 
-def _running(runtime: Runtime) -> Tuple[int, Optional[str]]:
+def _running(haproxy: Runtime) -> Tuple[int, Optional[str]]:
     """Return (process ID, digest of the configuration) of the running HAProxy, or (0, None) if it does not answer."""
     try:
-        info = runtime.command("show info")
-        return parse_info(info, time.time()).pid, files.digest_in(info)
+        info = haproxy.command("show info")
+        return runtime.parse_info(info, time.time()).pid, files.digest_in(info)
     except BalancerError:
         return 0, None
 

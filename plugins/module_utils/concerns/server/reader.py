@@ -12,12 +12,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret, store
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import connection, device_access
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.container import (
-    container_facts,
-    environment,
-    sealed_container,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import connection, container, device_access
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import driver_files
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
@@ -60,18 +55,18 @@ def _read_container(desired: Mapping[str, Any]) -> Dict[str, Any]:
     actual["image"] = pinned["Id"] if pinned else None
     if not inspect:
         return actual
-    facts = container_facts(inspect, image)
+    facts = container.container_facts(inspect, image)
     if desired["image"]["content"] and images.content_digest(image) == desired["image"]["content"]:
         # The content of the image is the desired one, so a different ID does not count as a difference.
         facts["image"] = desired["container"]["image"]
     # The same facts with digests in place of secrets
-    sealed = sealed_container(facts, desired["digest_key"])
+    sealed = container.sealed_container(facts, desired["digest_key"])
     config, state = image.get("Config") or {}, inspect["State"]
     running = state["Status"] == "running"
     actual.update(
         container=sealed,
         release=(config.get("Labels") or {}).get(RELEASE_ROW),
-        inherited=secret.seal_values(environment(config), desired["digest_key"]),
+        inherited=secret.seal_values(container.environment(config), desired["digest_key"]),
         state="running" if running else "{} ({})".format(state["Status"], state["ExitCode"]),
         # The number of restarts by the engine itself since the last start by an operator or a run
         restarts=inspect.get("RestartCount") or 0,
