@@ -121,7 +121,6 @@ class Change:
             time.sleep(FIRST_PAUSE)
 
     def _change_once(self) -> Step:
-        """Change the state and the weight once, under the lock."""
         desired = self.desired
         with drains.locked():
             all_servers = self.balancer.servers()
@@ -134,9 +133,9 @@ class Change:
             weight = self._weight(server)
             if weight is not None and server.weights != (weight, weight):
                 commands.append(lambda: self.balancer.set_weight(server.name, weight))
+            records_changed = False
             if desired.state == DRAINED:
-                drains_now = not server.idle
-                if drains_now:
+                if not server.idle:
                     self._refuse_outage(all_servers, server)
                     commands.append(lambda: self.balancer.drain(server.name))
                 records_changed = not self._owns(record)
@@ -146,8 +145,6 @@ class Change:
                 records_changed = records.pop(server.name, None) is not None
                 if server.undrain:
                     commands.append(lambda: self.balancer.undrain(server))
-            else:
-                records_changed = False
             if not (commands or records_changed):
                 return Step(False, False, server)
             if not self.check_mode:
@@ -167,7 +164,6 @@ class Change:
         self._verify()
 
     def _verify(self) -> None:
-        """Raise BalancerError if HAProxy does not have the desired state after the change."""
         server = self.balancer.server(self.desired.name)
         expected = self.desired.state
         reached = expected is None or (server.idle if expected == DRAINED else server.state == READY)
@@ -199,11 +195,8 @@ class Change:
 
     def _new_record(self) -> Dict[str, str]:
         texts = {"by": self.desired.by, "run": self.desired.run, "reason": self.desired.reason}
-        return {
-            "kind": self.desired.kind,
-            **{field: text.replace("\0", "")[: drains.MAX_TEXT] for field, text in texts.items()},
-            "since": system.timestamp(),
-        }
+        limited = {field: text.replace("\0", "")[: drains.MAX_TEXT] for field, text in texts.items()}
+        return {"kind": self.desired.kind, **limited, "since": system.timestamp()}
 
     def _owns(self, record: Optional[Dict[str, str]]) -> bool:
         return record is not None and (record["kind"], record["run"]) == (self.desired.kind, self.desired.run)
@@ -215,9 +208,7 @@ class Change:
         return self.desired.weight
 
     def _refuse_outage(self, all_servers: Dict[str, Server], server: Server) -> None:
-        """Raise BalancerError if no other server would take requests and an outage is not allowed."""
-        serving = servers.serving(all_servers)
-        if serving == [server.name] and not self.desired.allow_outage:
+        if servers.serving(all_servers) == [server.name] and not self.desired.allow_outage:
             raise BalancerError(
                 f"{server.name} is the last server that takes requests, expected another server that is ready and up. "
                 "Nothing was changed. Make another server ready, or allow the outage"
@@ -231,9 +222,8 @@ class Change:
         with drains.locked():
             all_servers = self.balancer.servers()
             server = servers.server_named(all_servers, name)
-            if server.state != READY and not drains.may_change(self.desired.kind, self._records(all_servers).get(name)):
-                return False
-            if self.check_mode:
+            record = self._records(all_servers).get(name)
+            if self.check_mode or (server.state != READY and not drains.may_change(self.desired.kind, record)):
                 return False
             if server.state == servers.IN_MAINTENANCE:
                 # HAProxy does not check a server in its maintenance state, so the server is drained instead.
@@ -310,11 +300,11 @@ class Change:
         """Return the server as a run without check mode would leave it."""
         if step.kept or not step.changed:
             return before
-        desired = self.desired
-        weight = self._weight(step.server)
-        state = {} if desired.state is None else {"state": desired.state}
-        owner = {} if desired.state is None else {"drained": None if desired.state == READY else self._new_record()}
-        return {**before, **state, **owner, **({} if weight is None else {"weight": weight})}
+        state, weight = self.desired.state, self._weight(step.server)
+        changes: Dict[str, Any] = {} if weight is None else {"weight": weight}
+        if state is not None:
+            changes.update(state=state, drained=None if state == READY else self._new_record())
+        return {**before, **changes}
 
 
 def describe(server: Server, in_flight: int, record: Optional[Dict[str, str]]) -> Dict[str, Any]:

@@ -37,6 +37,7 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
         counters = {protocol: rows[protocol][name].counters if name in rows[protocol] else no_counts for protocol in BACKENDS}
         found[name] = {**described, "counters": counters}
     result: Dict[str, Any] = {
+        "now": now,
         "running": True,
         "reason": None,
         "process": {"pid": current.pid, "started": current.started},
@@ -46,7 +47,7 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
         "servers": found,
     }
     if since is not None:
-        # Without a server of this project, HAProxy runs another configuration, which has no ring (traffic.RING) to read.
+        # Without a server of this project, HAProxy runs another configuration, which has no ring (traffic.RING).
         requests, complete = _requests(balancer, current, since, now) if found else ([], False)
         windows = traffic.window(requests)
         for name, entry in found.items():
@@ -54,7 +55,7 @@ def read(balancer: Balancer, home: str, config: str, since: Optional[float]) -> 
         unserved = windows.get(traffic.NO_SERVER, {})
         result["unserved"] = {protocol: unserved.get(protocol, traffic.empty()) for protocol in BACKENDS}
         result["complete"] = complete
-    return {"now": now, **result}
+    return result
 
 
 def config_digest(path: str) -> Optional[str]:

@@ -45,7 +45,7 @@ UNREACHED = b"Can't connect to the target CLI"
 
 
 class BalancerError(Exception):
-    """An error because HAProxy cannot be queried or does not do what a command demands."""
+    """An error because HAProxy cannot be queried, or does not carry out a command."""
 
 
 class NotRunning(BalancerError):
@@ -62,9 +62,8 @@ class Runtime:
         """Return the answer to one command. Raises BalancerError if HAProxy does not answer, or if the answer exceeds a limit."""
         if not re.fullmatch(r"[!-:<-~]+(?: [!-:<-~]+)*", text):
             raise BalancerError(f"the command {text[:MAX_SHOWN]!r} is not one line of plain words")
-        line = f"{self.prefix} {text}\n" if self.prefix else f"{text}\n"
         try:
-            return self._answer(line.encode()).decode("utf-8", "replace")
+            return self._answer(f"{self.prefix} {text}\n".lstrip().encode()).decode("utf-8", "replace")
         except socket.timeout:
             raise BalancerError(f"HAProxy did not answer `{text}` on {self.path} within {self.seconds:g} s") from None
         except OSError as error:
@@ -189,8 +188,8 @@ def parse_info(text: str, now: float) -> ProcessInfo:
     missing = [name for name in ("Pid", "Version", "Uptime_sec") if name not in fields]
     if missing:
         raise BalancerError(f"HAProxy's answer to `show info` has no {missing[0]}: {one_line(text)}")
-    uptime = _count(fields["Uptime_sec"], "show info")
-    return ProcessInfo(_count(fields["Pid"], "show info"), one_line(fields["Version"]), now - uptime)
+    pid, uptime = (_count(fields[name], "show info") for name in ("Pid", "Uptime_sec"))
+    return ProcessInfo(pid, one_line(fields["Version"]), now - uptime)
 
 
 def parse_old_workers(text: str) -> List[int]:

@@ -146,7 +146,6 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
 
 
 def _diff_present(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the differences of a driver that somebody else installs."""
     plan = []
     if not same_version(actual["installed"], desired["version"]):
         plan.append(item(CONCERN, INSTALLED_MODULE, actual["installed"], desired["version"], INSPECT))
@@ -156,7 +155,6 @@ def _diff_present(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List
 
 
 def _diff_run(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
-    """Return the differences of a driver from the vendor's installer."""
     found = actual["installed"]
     if not same_version(found, desired["version"]):
         return [item(CONCERN, "package", found, desired["version"], "install")]

@@ -31,10 +31,10 @@ RULE_PATH = re.compile(r"^ *- +(/.*\S) *$", re.MULTILINE)
 # The name of an alert or a recording rule
 RULE = re.compile(r"^ *(?:- +)?(?:alert|record): *[\"']?([\w:]+)", re.MULTILINE)
 # Shapes of the responses of Prometheus
-RULES = {"data": {"groups": [{"file?": str, "rules": [{"name": str}]}]}}
+RULES = {"groups": [{"file?": str, "rules": [{"name": str}]}]}
 _LABELS = {re.compile(".*", re.DOTALL): str}
-TARGETS = {"data": {"activeTargets": [{"labels": _LABELS, "scrapeUrl": str, "health": str, "lastError": str}]}}
-QUERY = {"data": {"result": [{"metric": _LABELS}]}}
+TARGETS = {"activeTargets": [{"labels": _LABELS, "scrapeUrl": str, "health": str, "lastError": str}]}
+QUERY = {"result": [{"metric": _LABELS}]}
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
@@ -76,22 +76,26 @@ def _is_outdated(path: str, paths: List[str], config: str) -> bool:
     return directory in map(os.path.dirname, paths) and not _is_listed(path, config) and f"{directory}/*" not in config
 
 
+def _query(port: int, resource: str, shape: Any) -> Any:
+    """Return the data that Prometheus reports, or None without a response. Another program on the port sends no such data."""
+    status, response = http_json("127.0.0.1", port, "GET", f"/api/v1/{resource}")
+    return response["data"] if status == 200 and not shapes.mismatch(response, {"data": shape}) else None
+
+
 def _rules(port: int, paths: List[str], config: str) -> List[str]:
     """Return the names of the rules that Prometheus has loaded from the files in `paths`, and from files that it has to unload."""
-    status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/rules")
-    groups = answer["data"]["groups"] if status == 200 and not shapes.mismatch(answer, RULES) else []
+    groups = (_query(port, "rules", RULES) or {"groups": []})["groups"]
     files = {file for file in (group.get("file", "") for group in groups) if file in paths or _is_outdated(file, paths, config)}
     return sorted(rule["name"] for group in groups if group.get("file") in files for rule in group["rules"])
 
 
 def _targets(port: int) -> Optional[Dict[str, Dict[str, str]]]:
     """Return {job: {host: `up` or the last error}} of the targets, or None if Prometheus does not answer."""
-    status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/targets?state=active")
-    # If the response has another shape, another program listens on the port.
-    if status != 200 or shapes.mismatch(answer, TARGETS):
+    targets = _query(port, "targets?state=active", TARGETS)
+    if targets is None:
         return None
     found: Dict[str, Dict[str, str]] = {}
-    for entry in answer["data"]["activeTargets"]:
+    for entry in targets["activeTargets"]:
         labels = entry["labels"]
         if JOBS.fullmatch(labels.get("job", "")):
             state = "up" if entry["health"] == "up" else entry["lastError"] or entry["health"]
@@ -104,9 +108,8 @@ def _recently_up(port: int) -> List[Tuple[str, str]]:
     from urllib.parse import quote
 
     query = quote(f'max_over_time(up{{job=~"{JOBS.pattern}"}}[{WINDOW}]) == 1')
-    status, answer = http_json("127.0.0.1", port, "GET", "/api/v1/query?query=" + query)
-    found = answer["data"]["result"] if status == 200 and not shapes.mismatch(answer, QUERY) else []
-    return [(entry["metric"].get("job", ""), entry["metric"].get("host", "")) for entry in found]
+    found = _query(port, f"query?query={query}", QUERY) or {"result": []}
+    return [(entry["metric"].get("job", ""), entry["metric"].get("host", "")) for entry in found["result"]]
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:

@@ -68,12 +68,13 @@ def _state(path: str) -> Dict[str, Any]:
     """Return the last result, with the messages of the failed checks in "failed", or an empty dict without a result."""
     try:
         state = shapes.parse(read_text(path) or "{}")
-        failed = [f"{check['name']}: {check['why']}" for check in state.get("checks", []) if not check["ok"]]
         names = ("when", "at", "boot", "uptime", "interval", "paused", "unavailable", "document")
         result = {key: state[key] for key in names if key in state}
         result.update({key: float(result[key]) for key in ("at", "uptime", "interval") if key in result})
         result.update({"age": clock.age(result, result["at"])} if "at" in result else {})
-        return {**result, "count": len(state.get("checks", [])), "failed": failed} if result else {}
+        checks = state.get("checks", [])
+        failed = [f"{check['name']}: {check['why']}" for check in checks if not check["ok"]]
+        return {**result, "count": len(checks), "failed": failed} if result else {}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 

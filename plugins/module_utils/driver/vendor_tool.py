@@ -72,7 +72,6 @@ def query_tool() -> Dict[str, Any]:
 
 
 def _grouped(devices: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if every device has a group."""
     return bool(devices) and all("group" in device for device in devices)
 
 

@@ -51,7 +51,6 @@ def expiry(path: str) -> float:
 
 
 def _end(openssl: str, block: str) -> float:
-    """Return the expiry time of one certificate. Raises Unreadable."""
     try:
         done = capture([openssl, "x509", "-noout", "-enddate"], TIMEOUT_SECONDS, stdin=block + "\n", size=MAX_OUTPUT)
     except (OSError, subprocess.TimeoutExpired) as error:

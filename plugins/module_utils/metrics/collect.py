@@ -39,33 +39,21 @@ def warn(message: str) -> None:
     print(f"<4>{message}", file=sys.stderr, flush=True)
 
 
-def is_changing(root: str) -> bool:
-    """Return True if a run of a playbook has the lease of the host."""
-    current = lease.read(root)
-    return current is not None and lease.live(root, current)
-
-
-def read_cards() -> Optional[List[readings.Card]]:
-    """Return the readings of the cards, or None if the vendor's tool fails."""
-    try:
-        return vendor_tool.query_readings(TOOL_SECONDS)
-    except ValueError as error:
-        warn(f"the cards cannot be read: {error}")
-        return None
-
-
 def cards_page(settings: Settings) -> str:
     """Return the metrics of the cards."""
+    found: Optional[List[readings.Card]] = None
+    try:
+        found = vendor_tool.query_readings(TOOL_SECONDS)
+    except ValueError as error:
+        warn(f"the cards cannot be read: {error}")
     loaded = (read_text(MODULE_VERSION) or "").strip() or None
     versions = cards.Driver(loaded, settings.driver, settings.npus)
-    return textfile.page(cards.families(versions, read_cards(), time.time()), cards.HELP)
+    return textfile.page(cards.families(versions, found, time.time()), cards.HELP)
 
 
 def host_page(settings: Settings, change: bool) -> str:
     """Return the metrics of the host."""
-    mark = lease.maintenance(os.path.join(settings.root, lease.MAINTENANCE_FILE))
-    # If a record has no valid time, its condition (maintenance, limited traffic or a hold) counts as if it had just begun.
-    maintenance = _since(mark, time.time())
+    maintenance = _since(lease.maintenance(os.path.join(settings.root, lease.MAINTENANCE_FILE)), time.time())
     if settings.npu_host:
         found = host.families(read_server(settings, change, maintenance))
     else:
@@ -116,10 +104,11 @@ def read_certificates(paths: Sequence[str]) -> Dict[str, float]:
 
 
 def _since(record: Optional[Mapping[str, object]], now: float) -> Optional[float]:
-    """Return the time in a record, or `now` if the record has no time, or None if there is no record."""
-    if record is None:
-        return None
-    return seconds_since_1970(str(record.get("since"))) or now
+    """Return the time in a record of maintenance, limited traffic or a hold, or None without a record.
+
+    If the record has no valid time, the condition counts as if it had just begun.
+    """
+    return None if record is None else seconds_since_1970(str(record.get("since"))) or now
 
 
 def desired_models(root: str) -> Dict[str, Dict[str, object]]:
@@ -166,7 +155,8 @@ def shared_memory(init: int) -> Optional[Tuple[int, int]]:
 def run(config: str) -> int:
     """Write the metrics once. Return 0 if all files were written."""
     settings = load(config, Settings)
-    change = is_changing(settings.root)
+    current = lease.read(settings.root)
+    change = current is not None and lease.live(settings.root, current)
     try:
         # The directory belongs to node exporter. If it is missing, this call raises an error, while durable.write would create it.
         os.stat(settings.directory)

@@ -62,9 +62,9 @@ def loading(lines: Sequence[str]) -> Set[str]:
 
 def progress(lines: Sequence[str], names: Sequence[str]) -> str:
     """Return the progress of a server that does not answer yet: the models that it is loading, or the last entry of its log."""
-    waiting = sorted(loading(lines) & set(names))
-    if waiting:
-        return f"it still loads {', '.join(waiting)}"
+    still_loading = sorted(loading(lines) & set(names))
+    if still_loading:
+        return f"it still loads {', '.join(still_loading)}"
     entries = [entry for entry in map(plain, lines) if entry]
     return f"its log ends with {entries[-1][-MAX_REASON:]!r}" if entries else "its log is empty"
 

@@ -106,28 +106,26 @@ def _diff_hanging(actual: Mapping[str, Any]) -> Iterator[Item]:
 
 def diff_models(desired: Mapping[str, Any], served: Mapping[str, Any]) -> List[Item]:
     """Return an item for each desired model that is not in sync, and for each READY model that is not desired."""
-    action = {"none": "restart", "poll": "wait", "explicit": "load"}[desired["mode"]]
+    actions = {"none": ("restart", "restart"), "poll": ("wait", "wait"), "explicit": ("load", "unload")}
+    load, unload = actions[desired["mode"]]
     plan = []
-    for name in sorted(desired["models"]):
-        model = desired["models"][name]
+    for name, model in sorted(desired["models"].items()):
         versions = served.get(name) or {}
         if not in_sync(versions, model):
-            plan.append(item(CONCERN, name, _actual_versions(versions), _desired_versions(model), action))
+            plan.append(item(CONCERN, name, _actual_versions(versions), _desired_versions(model), load))
     for name in sorted(set(served) - set(desired["models"])):
         if versions_in(served[name], "READY"):
-            unload = {"none": "restart", "poll": "wait", "explicit": "unload"}[desired["mode"]]
             plan.append(item(CONCERN, name, _actual_versions(served[name]), None, unload))
     return plan
 
 
 def _actual_versions(versions: Mapping[str, Any]) -> Optional[str]:
     texts = []
-    for version in sorted(versions):
-        state = versions[version]
-        tail = plain(state["reason"])
-        if state["state"] == "READY":
-            tail = (state["release"] or "no release")[:12] + (f" ({URL_UNSAFE})" if state["reason"] == URL_UNSAFE else "")
-        texts.append("version {} {} {}".format(version, state["state"], tail).strip())
+    for version, entry in sorted(versions.items()):
+        details = plain(entry["reason"])
+        if entry["state"] == "READY":
+            details = (entry["release"] or "no release")[:12] + (f" ({URL_UNSAFE})" if entry["reason"] == URL_UNSAFE else "")
+        texts.append("version {} {} {}".format(version, entry["state"], details).strip())
     return ", ".join(texts) or None
 
 
