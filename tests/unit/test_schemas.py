@@ -101,9 +101,10 @@ def test_keys_are_those_of_the_reader() -> None:
     assert CHECK["properties"]["error"]["properties"]["status"]["enum"] == list(inference.STATUS)
     assert [entry["required"] for entry in CHECK["anyOf"]] == [[proof] for proof in check_files.EXPECTATION_FIELDS]
     latency = CHECK["properties"]["latency"]["properties"]
-    assert {key: latency[key]["maximum"] for key in ("clients", *check_files.MAX_LOAD_LENGTHS)} == {
+    assert {key: latency[key]["maximum"] for key in ("clients", "seconds", "requests")} == {
         "clients": inference.WIDEST,
-        **check_files.MAX_LOAD_LENGTHS,
+        "seconds": check_files.MAX_LOAD_SECONDS,
+        "requests": fields.MAX_COUNT,
     }
 
 

@@ -8,17 +8,14 @@ import json
 import math
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.balancer_check import NOT_IN_JSON
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
-# {Triton's type: numpy's type} for the types that JSON can represent
-NUMPY = {
-    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
-    "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP32": "float32", "FP64": "float64", "BYTES": "S",
-}  # fmt: skip
+# {Triton's dtype: numpy's dtype} for the dtypes that JSON can represent
+NUMPY = {dtype: name for dtype, name in inference.NUMPY.items() if dtype not in NOT_IN_JSON}
 # The tolerance of an answer, as a fraction of its largest value. Another SDK can round differently.
 TOLERANCE = 1e-3
-INPUT_FILE = "{}.npy"
-OUTPUT_FILE = "answer-{}.npy"
 # The largest number of values in all inputs of a model together, and also in one output. Larger models get no first check.
 MAX_VALUES = 1 << 22
 # The largest number of inputs of a model, of dimensions of an input, and of models that get a first check
@@ -72,11 +69,6 @@ def request(config: Optional[Mapping[str, Any]]) -> Tuple[Dict[str, Any], str]:
     return arrays, json.dumps({"inputs": inputs})
 
 
-def _file(pattern: str, tensor: str) -> str:
-    """Return the file name for a tensor. The name of the tensor can be any text."""
-    return pattern.format(host_text.file_name(tensor))
-
-
 def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: List[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """Return (the check file as a document, {file name: array}) from two answers to the same request. Raises NoRequest.
 
@@ -91,7 +83,9 @@ def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: 
         if not isinstance(answer, dict):
             raise NoRequest("the answer to a generated request is not JSON. It may have a number that JSON lacks, such as NaN")
     count = next(iter(arrays.values())).shape[0]
-    files = {_file(INPUT_FILE, name): array for name, array in arrays.items()}
+    # The name of a tensor can be any text.
+    input_files = {name: f"{host_text.file_name(name)}.npy" for name in arrays}
+    files = {input_files[name]: array for name, array in arrays.items()}
     expect: Dict[str, Any] = {}
     for entry, repeated in zip(*(sorted(answer["outputs"], key=lambda output: str(output["name"])) for _status, answer in answers)):
         expectation: Dict[str, Any] = {"dtype": entry["datatype"], "shape": entry["shape"]}
@@ -102,14 +96,14 @@ def check(model: str, arrays: Mapping[str, Any], answers: List[Any], protocols: 
             array = np.array(entry["data"], NUMPY[entry["datatype"]]).reshape(entry["shape"])
             largest = float(np.abs(array.astype("float64")).max()) if array.size else 0.0
             if array.size and math.isfinite(largest):
-                path = _file(OUTPUT_FILE, entry["name"])
+                path = f"answer-{host_text.file_name(entry['name'])}.npy"
                 files[path] = array
                 expectation.update(finite=True, values={"npy": path, "atol": float(f"{largest * TOLERANCE:.3g}")})
         expect[entry["name"]] = expectation
     one_check = {
         "name": "as before adoption",
         "protocols": protocols,
-        "inputs": {name: {"npy": _file(INPUT_FILE, name)} for name in arrays},
+        "inputs": {name: {"npy": path} for name, path in input_files.items()},
         "rows": {"first": 0, "count": int(count), "batch": True},
         "expect": expect,
     }

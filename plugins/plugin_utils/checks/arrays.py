@@ -105,10 +105,11 @@ class Arrays(Fields):
     def _generated(self, value: Any, dtype: str, shape: List[int], field: str) -> Any:
         """Return a generated array, or None if its parameters have an error."""
         parameters = self.as_map(value, GENERATED_KEYS, f"{field}.generated")
-        for key in GENERATED_KEYS:
-            if key == "seed" and key in parameters and not (is_whole(parameters[key]) and 0 <= parameters[key] < 2**32):
-                self.error(f"{field}.generated.seed", parameters[key], "a whole number from 0 to 4294967295")
-                return None
+        seed = parameters.get("seed", 0)
+        if not (is_whole(seed) and 0 <= seed < 2**32):
+            self.error(f"{field}.generated.seed", seed, "a whole number from 0 to 4294967295")
+            return None
+        for key in ("low", "high"):
             if key in parameters and not is_number(parameters[key]):
                 self.error(f"{field}.generated.{key}", parameters[key], "a number")
                 return None
@@ -159,9 +160,8 @@ class Arrays(Fields):
         import numpy as np
 
         if not golden.size:
-            self.error(
-                field, f"without a value in shape {list(golden.shape)}", "one value or more; set `shape` for an empty output"
-            )
+            expected = "one value or more; set `shape` for an empty output"
+            self.error(field, f"without a value in shape {list(golden.shape)}", expected)
         if golden.dtype.kind not in inference.NUMBERS:
             return
         numbers = np.abs(golden.astype(np.float64))
@@ -170,17 +170,11 @@ class Arrays(Fields):
         atol, rtol = values.get("atol", 0), values.get("rtol", 0)
         if is_number(atol) and is_number(rtol) and numbers.any() and (numbers <= atol + rtol * numbers).all():
             tolerance = " and ".join(f"{limit:g}" for limit in (atol, rtol) if limit)
-            expected = "a tolerance that an output of zeros does not pass"
-            self.error(f"{field}.{'atol' if atol else 'rtol'}", tolerance, expected)
+            self.error(f"{field}.{'atol' if atol else 'rtol'}", tolerance, "a tolerance that an output of zeros does not pass")
 
 
 def _content(path: str) -> bytes:
     """Return the bytes of a file. Raises ArrayError."""
-    try:
-        with open(path, "rb") as source:
-            content = source.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise tensors.ArrayError(f"{path} ({error.strerror})", "a file that can be read") from None
-    if len(content) > MAX_FILE_BYTES:
+    if os.path.getsize(path) > MAX_FILE_BYTES:
         raise tensors.ArrayError(f"{path} of more than {MAX_FILE_BYTES} bytes", "a smaller file")
-    return content
+    return tensors.file_content(path)

@@ -34,10 +34,10 @@ def request(variables: Mapping[str, Any], models: Sequence[str]) -> Request:
     set_model, body = str(variables["load_balancer_check_model"]), str(variables["load_balancer_check_body"])
     if set_model and set_model not in models:
         names = ", ".join(models) or "none"
-        raise Refusal([f"load_balancer_check_model is {set_model}, expected a model of the pool: {names}. Correct it"])
+        raise Refusal(f"load_balancer_check_model is {set_model}, expected a model of the pool: {names}. Correct it")
     if body:
         if not models:
-            raise Refusal(["load_balancer_check_body is set, but the hosts of the pool have no model. Add one to triton_models"])
+            raise Refusal("load_balancer_check_body is set, but the hosts of the pool have no model. Add one to triton_models")
         return Request(set_model or models[0], _compact(body))
     for model in [set_model] if set_model else models:
         json_body = _request_of_check_file(variables, model)
@@ -45,11 +45,8 @@ def request(variables: Mapping[str, Any], models: Sequence[str]) -> Request:
             return Request(model, json_body)
     names = set_model or ", ".join(models) or "none"
     raise Refusal(
-        [
-            f"the check files of the pool's models ({names}) have no request for the health check of the load balancer, expected "
-            f"one over HTTP with at most {MAX_BODY_BYTES} bytes of JSON. Set load_balancer_check_model and "
-            "load_balancer_check_body"
-        ]
+        f"the check files of the pool's models ({names}) have no request for the health check of the load balancer, expected "
+        f"one over HTTP with at most {MAX_BODY_BYTES} bytes of JSON. Set load_balancer_check_model and load_balancer_check_body"
     )
 
 
@@ -58,17 +55,15 @@ def _compact(body: str) -> str:
     try:
         content = json.loads(body)
     except ValueError as error:
-        raise Refusal(
-            [f"load_balancer_check_body is not JSON: {error}. Write the request as Triton's HTTP API expects it"]
-        ) from None
+        raise Refusal(f"load_balancer_check_body is not JSON: {error}. Write the request as Triton's HTTP API expects it") from None
     text = json.dumps(content, separators=(",", ":"))
     if not isinstance(content, dict) or not isinstance(content.get("inputs"), list):
         raise Refusal(
-            ["load_balancer_check_body has no list `inputs`, expected one. Write the request as Triton's HTTP API expects it"]
+            "load_balancer_check_body has no list `inputs`, expected one. Write the request as Triton's HTTP API expects it"
         )
     if len(text) > MAX_BODY_BYTES:
         raise Refusal(
-            [f"load_balancer_check_body has {len(text)} bytes, expected at most {MAX_BODY_BYTES}. Choose a smaller request"]
+            f"load_balancer_check_body has {len(text)} bytes, expected at most {MAX_BODY_BYTES}. Choose a smaller request"
         )
     return text
 

@@ -8,6 +8,7 @@ If files have errors, the run is refused with all these errors before any reques
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import yaml
@@ -35,7 +36,7 @@ LOAD_LENGTHS = ("seconds", "requests")
 LATENCY_LIMITS = (*inference.PERCENTILES, "infer_per_s")
 LATENCY_KEYS = {"clients": False, **dict.fromkeys((*LOAD_LENGTHS, *LATENCY_LIMITS), False)}
 # The longest load test. A load test slows down the other clients of the server.
-MAX_LOAD_LENGTHS = {"seconds": 600, "requests": 1000000}
+MAX_LOAD_SECONDS = 600
 # The most checks of a file, and the most bytes of the name of a check. The name is a label of metrics and a part of file names.
 MAX_CHECKS, MAX_NAME_BYTES = 1000, 200
 DAY = 86400  # seconds
@@ -105,13 +106,9 @@ class CheckFile(Arrays):
             self.error(f"{field}.expect", "missing", f"a value, or one of {', '.join(EXPECTATION_FIELDS[1:])}")
         arrays: Dict[str, Any] = {}
         inputs = self.as_map(check["inputs"], None, f"{field}.inputs") if "inputs" in check else {}
-        dtypes: Dict[str, str] = {}
         for name, raw in inputs.items():
             tensor_field = f"{field}.inputs.{name}"
-            entry = self.as_map(raw, INPUT_KEYS, tensor_field)
-            arrays[tensor_field] = self.array(entry, tensor_field, SOURCES)
-            # numpy has no BF16, so the dtype is sent with the array.
-            dtypes[name] = "BF16" if entry.get("dtype") == "BF16" else ""
+            arrays[tensor_field] = self.array(self.as_map(raw, INPUT_KEYS, tensor_field), tensor_field, SOURCES)
         result["expect"], labels = {}, {}
         for name, raw in self.as_map(check["expect"], None, f"{field}.expect").items() if "expect" in check else ():
             tensor_field = f"{field}.expect.{name}"
@@ -126,13 +123,14 @@ class CheckFile(Arrays):
         if self.errors:
             return {}
         result["inputs"] = {}
-        for name in inputs:
+        for name, entry in inputs.items():
             tensor_field = f"{field}.inputs.{name}"
             parameters = self.generated.get(tensor_field)
             packed = (
                 inference.pack_generated(parameters, sent_rows) if parameters else inference.pack(arrays[tensor_field], sent_rows)
             )
-            result["inputs"][name] = {**packed, "dtype": dtypes[name]}
+            # numpy has no BF16, so the dtype is sent with the array.
+            result["inputs"][name] = {**packed, "dtype": "BF16" if entry.get("dtype") == "BF16" else ""}
         for name, expectation in result["expect"].items():
             for key in ("values", "text"):
                 if key in expectation:
@@ -165,11 +163,8 @@ class CheckFile(Arrays):
     def _conditions(self, check: Mapping[str, Any], field: str, protocols: Sequence[Any]) -> Dict[str, Any]:
         """Return the fields `responses`, `instances`, `ms`, `timeout`, `cancel`, `error` and `latency` that a check sets."""
         result = {key: check[key] for key in ("responses", "instances", "ms", "timeout") if key in check}
-        for key, maximum in (("ms", 1000 * DAY), ("timeout", DAY)):
-            if key in result and not (is_number(result[key]) and result[key] > 0):
-                self.error(f"{field}.{key}", result[key], "a number above 0")
-            elif key in result and not result[key] <= maximum:
-                self.error(f"{field}.{key}", result[key], f"at most {maximum}")
+        self.check_positive(result, "ms", 1000 * DAY, field)
+        self.check_positive(result, "timeout", DAY, field)
         self.check_whole(result, "responses", 0, field)
         self.check_boolean(result, "instances", field)
         if "cancel" in check:
@@ -189,11 +184,8 @@ class CheckFile(Arrays):
         for key, others in EXCLUDES.items():
             conflicts = [name for name in others if check.get(key) and name in check]
             if conflicts:
-                self.error(
-                    f"{field}.{key}",
-                    f"set together with {', '.join(conflicts)}",
-                    f"no {' and no '.join(conflicts)} together with it",
-                )
+                expected = f"no {' and no '.join(conflicts)} together with it"
+                self.error(f"{field}.{key}", f"set together with {', '.join(conflicts)}", expected)
         return result
 
     def _error(self, raw: Any, field: str, protocols: Sequence[Any]) -> Dict[str, Any]:
@@ -220,12 +212,9 @@ class CheckFile(Arrays):
         self.check_whole(load, "requests", 1, field)
         if is_whole(load["clients"]) and load["clients"] > inference.WIDEST:
             self.error(f"{field}.clients", load["clients"], f"at most {inference.WIDEST}")
-        for key in ("seconds", *LATENCY_LIMITS):
-            if key in load and not (is_number(load[key]) and 0 < load[key] < float("inf")):
-                self.error(f"{field}.{key}", load[key], "a number above 0")
-        for key, maximum in MAX_LOAD_LENGTHS.items():
-            if is_number(load.get(key)) and load[key] > maximum:
-                self.error(f"{field}.{key}", load[key], f"at most {maximum}")
+        self.check_positive(load, "seconds", MAX_LOAD_SECONDS, field)
+        for key in LATENCY_LIMITS:
+            self.check_positive(load, key, sys.float_info.max, field)
         lengths = [key for key in LOAD_LENGTHS if key in load]
         if len(lengths) != 1:
             actual = f"set with {' and '.join(lengths)}" if lengths else "without a length"

@@ -61,6 +61,13 @@ class Fields:
         if not isinstance(entry.get(key, False), bool):
             self.error(f"{field}.{key}", entry[key], "true or false")
 
+    def check_positive(self, entry: Mapping[str, Any], key: str, maximum: float, field: str) -> None:
+        """Check an optional value of a map, which must be a number above 0 and at most `maximum`."""
+        if key in entry and not (is_number(entry[key]) and entry[key] > 0):
+            self.error(f"{field}.{key}", entry[key], "a number above 0")
+        elif key in entry and entry[key] > maximum:
+            self.error(f"{field}.{key}", entry[key], f"at most {maximum}")
+
     def check_whole(self, entry: Mapping[str, Any], key: str, minimum: int, field: str) -> None:
         """Check an optional value of a map, which must be a whole number from `minimum` to MAX_COUNT."""
         if key in entry and (not is_whole(entry[key]) or entry[key] < minimum):

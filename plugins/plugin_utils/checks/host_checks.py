@@ -52,8 +52,7 @@ def with_defaults(task_args: Mapping[str, Any], variables: Mapping[str, Any]) ->
     """Return the arguments of a task, with the variables of the inventory as defaults."""
     arguments: Dict[str, Any] = {option: variables[f"inference_check_{option}"] for option in VARIABLE_OPTIONS}
     task_server = {name: value for name, value in (task_args.get("server") or {}).items() if value is not None}
-    server = {name: value for name, value in server_of(variables).items() if value is not None}
-    return {**arguments, "host_index": index_of_host(variables), **task_args, "server": {**server, **task_server}}
+    return {**arguments, "host_index": index_of_host(variables), **task_args, "server": {**server_of(variables), **task_server}}
 
 
 def checks_of(host: str, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> Checks:

@@ -17,6 +17,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine import chec
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
+from ansible_collections.npufleet.triton.plugins.module_utils.store.blobs import file_digest
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import netloc
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container import address
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, yaml_of
@@ -127,21 +128,16 @@ def files_digest(variables: Mapping[str, Any], models: Sequence[str]) -> str:
     checks_dirs, golden_dirs = directories(variables)
     sha256 = hashlib.sha256(archive.program(check_client.ENTRY))
     for name in CODE_FILES:
-        sha256.update(_file_digest(os.path.join(os.path.dirname(__file__), name)))
+        sha256.update(file_digest(os.path.join(os.path.dirname(__file__), name)).encode())
     for model in models:
         path = found_in(checks_dirs, f"{model}.yml")
         sha256.update(f"\0{model}\0".encode())
         if path is None:
             continue
-        sha256.update(_file_digest(path))
+        sha256.update(file_digest(path).encode())
         for data in _golden_digests(_golden(path, model), golden_dirs):
             sha256.update(data)
     return sha256.hexdigest()
-
-
-def _file_digest(path: str) -> bytes:
-    with open(path, "rb") as source:
-        return hashlib.sha256(source.read()).digest()
 
 
 def _golden(path: str, model: str) -> str:
@@ -163,4 +159,4 @@ def _golden_digests(golden: str, golden_dirs: Sequence[str]) -> Iterator[bytes]:
                 name = os.path.relpath(path, base)
                 if name not in names_done:
                     names_done.add(name)
-                    yield name.encode() + b"\0" + _file_digest(path)
+                    yield f"{name}\0{file_digest(path)}".encode()

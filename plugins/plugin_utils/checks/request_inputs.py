@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
@@ -70,17 +69,17 @@ def array_of(sources: Sequence[Tuple[str, str]], dtype: str, shape: Sequence[int
     if len(kinds) > 1 or (len(sources) > 1 and kind not in ("text", "image", "file")):
         raise tensors.ArrayError(f"set with {len(sources)} values", "one value, or several of text, image or file")
     values = [source for _kind, source in sources]
-    if not all(values) and kind not in ("text",):
+    if not all(values) and kind != "text":
         raise tensors.ArrayError(f"empty after {kind}:", "a value")
     if kind == "text":
         array = elements(tensors.from_text(values), shape)
     elif kind in ("image", "file"):
         if dtype == "BYTES":
-            array = elements(tensors.from_files(values, content), shape)
+            array = elements(tensors.from_files(values, tensors.file_content), shape)
         elif dtype == "UINT8" and len([size for size in shape if size != 1]) <= 2 and shape[-1] == -1:
-            array = tensors.from_files(values if len(values) > 1 else values[0], content, "UINT8")
+            array = tensors.from_files(values if len(values) > 1 else values[0], tensors.file_content, "UINT8")
         elif kind == "image" and dtype == "FP32" and len(shape) >= 3 and shape[-3] in (3, -1):
-            pictures = tensors.from_pictures(values, content, shape[-3:])
+            pictures = tensors.from_pictures(values, tensors.file_content, shape[-3:])
             array = pictures if len(shape) == 4 else pictures[0]
         else:
             raise tensors.ArrayError(
@@ -95,7 +94,7 @@ def array_of(sources: Sequence[Tuple[str, str]], dtype: str, shape: Sequence[int
             raise tensors.ArrayError(value, "a whole number as the seed, from 0 to 4294967295")
         array = tensors.generated(dtype, [max(int(size), 1) for size in shape], int(value))
     else:
-        data = content(value)
+        data = tensors.file_content(value)
         array = tensors.from_raw(data, dtype, complete_shape(shape, len(data) // np.dtype(inference.NUMPY[dtype]).itemsize))
     try:
         actual = inference.triton_dtype(array)
@@ -131,13 +130,3 @@ def numbers(text: str) -> Any:
         return json.loads(text if text.lstrip().startswith("[") else f"[{text}]")
     except (ValueError, RecursionError):
         raise tensors.ArrayError(text, "numbers with commas between them, such as 1,2.5 or [[1,2],[3,4]]") from None
-
-
-def content(path: str) -> bytes:
-    """Return the bytes of a file. Raises ArrayError."""
-    try:
-        return Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        raise tensors.ArrayError(
-            f"{path or 'no name'} ({getattr(error, 'strerror', None) or error})", "a file that can be read"
-        ) from None

@@ -12,6 +12,7 @@ import importlib
 import io
 import math
 import zipfile
+from pathlib import Path
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
@@ -77,29 +78,21 @@ def from_numbers(value: Any, dtype: Optional[str] = None) -> Any:
 
     if dtype == "BYTES":
         raise ArrayError(dtype, "a dtype of numbers, or text")
-    flat, shape = _nested(
-        value if isinstance(value, list) else [value], lambda part: isinstance(part, (bool, int, float)), "numbers"
-    )
+    nested = value if isinstance(value, list) else [value]
+    flat, shape = _nested(nested, lambda part: isinstance(part, (bool, int, float)), "numbers")
     numpy_type = np.dtype(NUMPY[dtype]) if dtype else np.array(flat).dtype
-    if numpy_type.kind not in "fiub":
+    kind = numpy_type.kind
+    if kind not in "fiub":
         raise ArrayError(f"a list that becomes {numpy_type}", "numbers of one kind")
-    low, high = (
-        (np.iinfo(numpy_type).min, np.iinfo(numpy_type).max)
-        if numpy_type.kind in "iu"
-        else (0, 1)
-        if numpy_type.kind == "b"
-        else (-math.inf, math.inf)
-    )
-    unfit = [element for element in flat if not (low <= element <= high and (numpy_type.kind == "f" or element == int(element)))]
+    limits = {"b": (0, 1), "f": (-math.inf, math.inf)}
+    low, high = limits[kind] if kind in limits else (np.iinfo(numpy_type).min, np.iinfo(numpy_type).max)
+    unfit = [element for element in flat if not (low <= element <= high and (kind == "f" or element == int(element)))]
     if not unfit:
         with np.errstate(over="ignore"):
             array = np.array(flat, dtype=numpy_type).reshape(shape)
         # A float may be rounded, but must not become infinite.
-        unfit = [
-            entry
-            for entry, rounded in zip(flat, array.flat)
-            if numpy_type.kind == "f" and abs(entry) < math.inf == abs(float(rounded))
-        ]
+        if kind == "f":
+            unfit = [entry for entry, rounded in zip(flat, array.flat) if abs(entry) < math.inf == abs(float(rounded))]
     if unfit:
         raise ArrayError(unfit[0], f"numbers that {dtype or numpy_type} can represent")
     return array
@@ -116,6 +109,15 @@ def from_raw(data: bytes, dtype: str, shape: Sequence[int]) -> Any:
     if len(data) != size * numpy_type.itemsize:
         raise ArrayError(f"{len(data)} bytes", f"{size * numpy_type.itemsize}, {size} values of {dtype} for shape {list(shape)}")
     return np.frombuffer(data, numpy_type).reshape(shape).astype(NUMPY[dtype])
+
+
+def file_content(path: str) -> bytes:
+    """Return the bytes of a file."""
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ArrayError(f"{path or 'no name'} ({why})", "a file that can be read") from None
 
 
 def from_files(value: Any, read: Callable[[str], bytes], dtype: str = "BYTES") -> Any:

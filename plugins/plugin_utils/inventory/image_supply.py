@@ -9,8 +9,6 @@ The lock file contains the reviewed supply of an earlier build.
 from __future__ import annotations
 
 import io
-import netrc
-import os
 import re
 import shlex
 import string
@@ -24,7 +22,7 @@ SHAPE = {"base": {"reference": str, "id": str, "content?": str}, "requirements":
 SOURCE_OPTIONS = ("--index-url", "--pypi-url", "--extra-index-url", "--find-links", "--requirement")
 # The first Python whose netrc module knows quotes and backslashes
 QUOTES_SINCE = (3, 11)
-# The maximum number of characters of a user name or a password. The netrc file is read through a pipe and must fit into it.
+# The maximum number of characters of a user name or a password
 MAX_LOGIN = 1024
 
 
@@ -137,8 +135,8 @@ def _names_a_source(option: str) -> bool:
 
 
 # pip reads the login to an index from a netrc file. Python 3.11 and newer know quotes and backslashes in this file, older Pythons
-# do not (https://docs.python.org/3/library/netrc.html). Therefore the file is written for the Python that runs pip, and a login is
-# accepted if this Python would read it correctly.
+# do not (https://docs.python.org/3/library/netrc.html). Therefore the file is written for the Python that runs pip. With quotes,
+# every login of printable ASCII can be written. Without quotes, a login is accepted if an older Python would read it correctly.
 
 
 def login_file(address: str, user: str, password: str, python: str) -> str:
@@ -158,7 +156,7 @@ def login_flaw(user: str, password: str, python: str) -> str:
         if not value or not value.isascii() or not value.isprintable() or len(value) > MAX_LOGIN:
             return f"its {name} is empty, longer than {MAX_LOGIN}, or has other characters than printable ASCII"
     words = ["index", user, password]
-    if _words_of(_netrc(words, python), python) != words:
+    if not _knows_quotes(python) and _words_without_quotes(_netrc(words, python)) != words:
         return f"pip of Python {python} reads another login from a netrc file, because of a space in the login"
     return ""
 
@@ -173,27 +171,10 @@ def _netrc(words: List[str], python: str) -> str:
     return "machine {} login {} password {}\n".format(*words)
 
 
-def _words_of(text: str, python: str) -> List[str]:
-    """Return [machine, user, password] as the netrc module of this Python version reads them, or [] for any other content."""
-    if _knows_quotes(python):
-        return _words_by_netrc(text)
-    # The netrc module parsed like this until Python 3.10.
+def _words_without_quotes(text: str) -> List[str]:
+    """Return [machine, user, password] as the netrc module reads them until Python 3.10, or [] for any other content."""
     reader = shlex.shlex(io.StringIO(text))
     reader.wordchars += string.punctuation
     reader.commenters = ""
     keys, words = ["machine", "login", "password"], list(reader)
     return words[1::2] if words[::2] == keys and len(words) == 6 else []
-
-
-def _words_by_netrc(text: str) -> List[str]:
-    # The netrc module opens a path. With the path of a pipe, the password does not reach the disk of the controller.
-    reader, writer = os.pipe()
-    try:
-        with os.fdopen(writer, "w", encoding="utf-8") as sink:
-            sink.write(text)
-        hosts = netrc.netrc(f"/dev/fd/{reader}").hosts
-    except netrc.NetrcParseError:
-        return []
-    finally:
-        os.close(reader)
-    return [word for host, login in hosts.items() for word in (host, login[0], login[2])]
