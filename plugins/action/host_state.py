@@ -22,11 +22,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.action import Flee
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access, of_concern
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, preflight_inputs, row_remarks
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import (
-    Templated,
-    collect_desired,
-    desired,
-)
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, collect_desired, desired
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import host_states, status
 from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import traffic
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs

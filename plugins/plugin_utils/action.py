@@ -27,11 +27,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils import library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import reasons
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import inventory_specs
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import (
-    ROWS,
-    Templated,
-    rows,
-)
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, yaml_of
@@ -76,7 +72,7 @@ def host_variables(templar: Any, task_vars: Mapping[str, Any], results_prefix: s
     merged.update(task_vars)
     merged["role_path"] = os.path.join(COLLECTION, "roles", "common")
     template = templar.copy_with_new_env(available_variables=merged).template
-    return Templated(merged, template, set_names, {} if ROWS in set_names else {ROWS: rows}, results_prefix)
+    return Templated(merged, template, set_names, results_prefix)
 
 
 # Ansible imports an action once, and then forks a process for each host of a task. The calls below fill the caches before the
@@ -192,11 +188,7 @@ class FleetAction(ActionBase):
         it first. Without root, Ansible copies the module to the host as usual.
         """
         parameters = library.parameters(module, options)
-        call = {
-            "library": host_library.path(library.version()),
-            "module": module,
-            "parameters": parameters.values,
-        }
+        call = {"library": host_library.path(library.version()), "module": module, "parameters": parameters.values}
         result = self._run("library_call", call, task_vars)
         if result.get("library_missing") and not result.get("as_root"):
             result = self._run(module, options, task_vars)
@@ -218,7 +210,6 @@ class FleetAction(ActionBase):
         return dict(self._execute_module(f"npufleet.triton.{module}", module_args=dict(arguments), task_vars=call_vars))
 
     def _install_library(self, task_vars: Mapping[str, Any]) -> None:
-        """Install the library on the host. Raises AnsibleActionFail."""
         host, version = task_vars["inventory_hostname"], library.version()
         archive = base64.b64encode(library.packed(constants.DEFAULT_LOCAL_TMP)).decode()
         result = self._run("host_library", {"version": version, "archive": archive}, task_vars)

@@ -99,7 +99,6 @@ def compose_file(
 
 
 def _reasons(container: Mapping[str, Any], actual: Mapping[str, Any], host: str) -> List[str]:
-    """Return the reasons why the Compose file of this host cannot be written."""
     reasons = []
     unknown = sorted(fact for fact in set(container) - set(FACTS) if container[fact] != ENGINE_DEFAULTS.get(fact, ...))
     if unknown:
@@ -158,7 +157,6 @@ def _health(desired: Mapping[str, Any], health: Mapping[str, Any]) -> Dict[str, 
 
 
 def _head(desired: Mapping[str, Any], host: str, has_secrets: bool) -> str:
-    """Return the comment at the top of the file."""
     lines = [
         f"The container {desired['name']} of {json.dumps(host)}, as playbooks/site.yml starts it. playbooks/compose.yml wrote this",
         "file. To change it, change the inventory and run the playbook again. The host must have the image with the ID below, and",

@@ -21,7 +21,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils import request
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library as host_library
-from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
+from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, files_of
 
 MAIN = archive.PREFIX + "commands"
 CODE_DIRECTORIES = ("module_utils", "modules")
@@ -51,14 +51,12 @@ def packed(directory: str) -> bytes:
 
 def _host_sources() -> Dict[str, str]:
     """Return {path in the archive: source} of the code that runs on hosts."""
-    files = {}
-    for code_directory in CODE_DIRECTORIES:
-        for directory, names, file_names in os.walk(os.path.join(COLLECTION, "plugins", code_directory)):
-            names[:] = [name for name in names if name != "__pycache__"]
-            for name in (name for name in file_names if name.endswith(".py")):
-                path = os.path.join(directory, name)
-                with open(path, encoding="utf-8") as source:
-                    files[ARCHIVE_PREFIX + os.path.relpath(path, os.path.join(COLLECTION, "plugins"))] = source.read()
+    files = {
+        f"{ARCHIVE_PREFIX}{directory}/{path}": source.decode()
+        for directory in CODE_DIRECTORIES
+        for path, source in files_of(os.path.join(COLLECTION, "plugins", directory)).items()
+        if path.endswith(".py")
+    }
     programs = {name: archive.digest(entry) for name, entry in host_library.ENTRIES.items()}
     return {**files, host_library.PROGRAMS: json.dumps(programs)}
 

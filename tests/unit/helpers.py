@@ -80,7 +80,7 @@ def fleet(**inventory: Any) -> Templated:
         triton_models=[],
     )
     merged.update(inventory)
-    return Templated(merged, Templar(DataLoader(), variables=merged).template, inventory)
+    return Templated(merged, Templar(DataLoader(), variables=merged).template, [*inventory, "npufleet_release_rows"])
 
 
 @cache

@@ -13,7 +13,7 @@ from ansible.errors import AnsibleUndefinedVariable
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.shared_results import shared_result
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, collect_desired, rows
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, collect_desired
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from helpers import fleet
 from linting import PYTHON, write
@@ -161,7 +161,7 @@ def test_release_rows_are_validated_once_and_refused_on_each_host(tmp_path: Path
 
     def host(**more: Any) -> Any:
         raw = {"npufleet_extra_releases": extra, "npufleet_release_rows": {}, **more}
-        return Templated(raw, lambda raw: raw, [], {"npufleet_release_rows": rows}, str(tmp_path / "task"))
+        return Templated(raw, lambda raw: raw, [], str(tmp_path / "task"))
 
     with pytest.raises(Refusal, match="site"):
         host()["npufleet_release_rows"]

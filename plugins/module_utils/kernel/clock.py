@@ -23,7 +23,7 @@ def boot() -> str:
             kernel = source.read().strip()
     except OSError:
         kernel = ""
-    return f"{kernel}/{_started(1)}"
+    return f"{kernel}/{start_ticks(1)}"
 
 
 def uptime() -> float:
@@ -58,11 +58,11 @@ def age(moment: Mapping[str, Any], at: float) -> float:
 
 def process_started(pid: int) -> Optional[float]:
     """Return the uptime in seconds at which a process started, or None if the process is gone."""
-    found = _started(pid)
+    found = start_ticks(pid)
     return int(found) / os.sysconf("SC_CLK_TCK") if found else None
 
 
-def _started(pid: int) -> str:
+def start_ticks(pid: int) -> str:
     """Return the start of a process in ticks since boot, as text, or an empty string if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as source:

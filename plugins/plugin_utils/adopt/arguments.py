@@ -98,12 +98,8 @@ def _restricted_apis(options: Sequence[Tuple[str, str]], host: str, translation:
     """Translate the restricted APIs. The managed server has one list of APIs for HTTP and gRPC, and one key for all APIs."""
     variables, left_out, vault = translation
     groups = restricted(options)
-    for name, value in options:
-        unknown = (
-            [part for part in value.partition(":")[0].split(",") if part not in keys.API_GROUPS]
-            if name in keys.RESTRICT_OPTIONS
-            else []
-        )
+    for name, value in (option for option in options if option[0] in keys.RESTRICT_OPTIONS):
+        unknown = [part for part in value.partition(":")[0].split(",") if part not in keys.API_GROUPS]
         if unknown:
             # A text without a colon can be a key, so it is not shown.
             listed = ", ".join(part for part in unknown if ":" in value and OPTION.fullmatch(part)) or "another API"

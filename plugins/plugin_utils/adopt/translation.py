@@ -129,12 +129,9 @@ def _resources(
         )
     else:
         variables["triton_server_restart_policy"] = facts["restart"]
-    if host["RestartPolicy"].get("MaximumRetryCount"):
-        left_out.append(
-            "restart policy with a limit of {} tries: there is no variable for it".format(
-                host["RestartPolicy"]["MaximumRetryCount"]
-            )
-        )
+    tries = host["RestartPolicy"].get("MaximumRetryCount")
+    if tries:
+        left_out.append(f"restart policy with a limit of {tries} tries: there is no variable for it")
     if facts["log"]["driver"] != "json-file" or facts["log"]["options"]:
         variables["triton_server_log_driver"] = facts["log"]["driver"]
         variables["triton_server_log_options"] = facts["log"]["options"]
@@ -145,7 +142,7 @@ def _resources(
         if facts[key] != managed[key] and not (key == "network" and facts[key] == "host"):
             left_out.append(f"{key} {_value_text(facts[key])}: the managed container has {_value_text(managed[key])}")
     if host.get("MemorySwap") not in (None, 0, -1, 2 * facts["memory"]):
-        left_out.append("MemorySwap {}: there is no variable for it".format(host["MemorySwap"]))
+        left_out.append(f"MemorySwap {host['MemorySwap']}: there is no variable for it")
     labels = inspect["Config"].get("Labels") or {}
     for name, value in plain_run.differences(inspect, image, default_runtime, HANDLED_OPTIONS):
         if not name.startswith(f"Labels {COMPOSE_LABELS}"):
@@ -154,12 +151,11 @@ def _resources(
     for port in sorted(exposed - set(host.get("PortBindings") or {})):
         left_out.append(f"exposed port {port}: there is no variable for it, and it is not published")
     if "com.docker.compose.project" in labels:
+        service, project = labels.get("com.docker.compose.service"), labels["com.docker.compose.project"]
+        file = labels.get("com.docker.compose.project.config_files", "its file")
         left_out.append(
-            "service {} of compose project {}: remove it from {}, or the next `docker compose up` starts a second server".format(
-                labels.get("com.docker.compose.service"),
-                labels["com.docker.compose.project"],
-                labels.get("com.docker.compose.project.config_files", "its file"),
-            )
+            f"service {service} of compose project {project}: remove it from {file}, or the next `docker compose up` starts a "
+            "second server"
         )
 
 
@@ -260,10 +256,10 @@ def _ports(inspect: Mapping[str, Any], arguments: Sequence[Tuple[str, str]], tra
     on_host = inspect["HostConfig"].get("NetworkMode") == "host"
     published = plain_run.published(inspect)
     addresses: List[str] = []
-    for service, default_port in SERVICES.items():
+    container_ports = {service: last_value(arguments, service + "-port", str(port)) for service, port in SERVICES.items()}
+    for service, container_port in container_ports.items():
         if not variables.get(f"triton_server_allow_{service}", True):
             continue
-        container_port = last_value(arguments, service + "-port", str(default_port))
         listens = last_value(arguments, service + "-address")
         if not on_host and listens not in ("", "0.0.0.0", "::", "ipv6:::"):
             left_out.append(f"--{service}-address={listens}: the managed server listens on every address of its container")
@@ -291,9 +287,8 @@ def _ports(inspect: Mapping[str, Any], arguments: Sequence[Tuple[str, str]], tra
             left_out.append(f"listen addresses {listed}: all managed services listen on the first address")
     if on_host:
         left_out.append("network host: the managed container has its own network and publishes its ports")
-    used = {last_value(arguments, service + "-port", str(default_port)) + "/tcp" for service, default_port in SERVICES.items()}
     for port, bindings in sorted(published.items()):
-        if port not in used and bindings:
+        if bindings and port not in [f"{container_port}/tcp" for container_port in container_ports.values()]:
             left_out.append(f"port {port}: no service of Triton uses it")
 
 

@@ -31,6 +31,7 @@ class Arrays(Fields):
 
     def __init__(self, model: str, path: str, golden_dirs: Sequence[str]) -> None:
         super().__init__(path)
+        self.model = model
         self.golden_dirs = golden_dirs
         # The directory of the golden data below `golden_dirs`
         self.golden = model
@@ -68,7 +69,6 @@ class Arrays(Fields):
             return None
 
     def _shape(self, shape: Any, dtype: Any, field: str) -> None:
-        """Check the shape of an array."""
         max_elements = MAX_BYTES_ELEMENTS if dtype == "BYTES" else MAX_ELEMENTS
         if not all(is_whole(size) and size > 0 for size in self.as_list(shape, field)):
             self.error(field, shape, "whole numbers above 0")

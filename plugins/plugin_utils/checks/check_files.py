@@ -59,10 +59,6 @@ EXCLUDES = {
 class CheckFile(Arrays):
     """The check file of one model."""
 
-    def __init__(self, model: str, path: str, golden_dirs: Sequence[str]) -> None:
-        super().__init__(model, path, golden_dirs)
-        self.model = model
-
     def read(self, host_index: int) -> Dict[str, Any]:
         """Return {"model", "checks"} with the rows that this host sends. The result is valid only if `errors` is empty."""
         try:
@@ -189,7 +185,6 @@ class CheckFile(Arrays):
         return result
 
     def _error(self, raw: Any, field: str, protocols: Sequence[Any]) -> Dict[str, Any]:
-        """Return the expected error of a check."""
         error = dict(self.as_map(raw, ERROR_KEYS, field))
         if not error:
             self.error(field, error, f"at least one of {', '.join(ERROR_KEYS)}")
@@ -206,7 +201,6 @@ class CheckFile(Arrays):
         return error
 
     def _latency(self, raw: Any, field: str, protocols: Sequence[Any]) -> Dict[str, Any]:
-        """Return the load test of a check: its length, its clients and its limits."""
         load = {"clients": 1, **self.as_map(raw, LATENCY_KEYS, field)}
         self.check_whole(load, "clients", 1, field)
         self.check_whole(load, "requests", 1, field)
@@ -260,7 +254,6 @@ class CheckFile(Arrays):
         return max(minimum // count * count, count)
 
     def _expectation(self, raw: Any, field: str) -> Dict[str, Any]:
-        """Return the expectation about one output."""
         expectation = dict(self.as_map(raw, EXPECT_KEYS, field))
         if isinstance(raw, dict) and not raw:
             self.error(field, raw, f"at least one of {', '.join(EXPECT_KEYS)}")

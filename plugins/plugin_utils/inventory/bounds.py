@@ -39,8 +39,6 @@ SYSTEM_DIRECTORIES = (
 )
 # Endings of other files of a model. The path of a compiled file must not have such an ending.
 RESERVED_ENDINGS = (".pbtxt", ".py", ".pyc", ".so", ".json")
-# Directories that do not survive a boot
-VOLATILE_DIRECTORIES = ("/run", "/var/run")
 
 
 class Bound(NamedTuple):
@@ -116,7 +114,8 @@ HOST_PATH_FORM = "an absolute path of letters, digits and . _ + @ -, without `..
 def _is_store_path(path: str) -> bool:
     # A directory directly below / can be a mount point with files that do not belong to this project.
     is_deep = path.count("/") >= 2
-    return _is_host_path(path) and is_deep and not is_system_path(path) and not _is_below(path, VOLATILE_DIRECTORIES)
+    # A boot removes the files below these two directories.
+    return _is_host_path(path) and is_deep and not is_system_path(path) and not _is_below(path, ("/run", "/var/run"))
 
 
 # A teardown removes the store as root. Therefore the path of the store has the strictest bound.

@@ -86,7 +86,6 @@ def findings(variables: Mapping[str, Any], names: Iterable[str]) -> List[str]:
 
 
 def _unknown_names(names: List[str]) -> Iterator[str]:
-    """Yield the errors of removed and unknown names."""
     known_specs = inventory_specs()
     for name in names:
         if name in REMOVED:
@@ -157,7 +156,6 @@ class _Usable(Dict[str, Any]):
 
 
 def _contradictions(variables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of values that contradict each other."""
     package = "rbln_driver_package"
     if variables[f"{package}_file"] and variables[f"{package}_url"]:
         yield f"{package}_file and {package}_url are both set. Remove one of them."

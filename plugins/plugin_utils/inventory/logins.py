@@ -20,9 +20,8 @@ def _set_login(login: str) -> str:
 
 REGISTRY = _set_login("triton_image_registry")
 PROXY = "set npufleet_http_proxy and npufleet_https_proxy instead, which may contain logins"
-MIRROR = "name a mirror without a login"
-HEADERS = "set inference_check_headers instead"
 STORE = "set triton_server_cloud_credentials instead"
+MIRROR = "name a mirror without a login"
 # {variable of an address: the next step if it contains a login}. Keys have the form of the keys in bounds.BOUNDS.
 NEXT_STEPS: Dict[str, str] = {
     "rbln_driver_package_url": _set_login("rbln_driver_package"),
@@ -43,7 +42,7 @@ NEXT_STEPS: Dict[str, str] = {
     "model_repository_s3_endpoint": "set model_repository_s3_access_key and model_repository_s3_secret_key instead",
     "model_repository_gs_endpoint": "set model_repository_gs_credentials instead",
     **dict.fromkeys(("triton_models[].repository", "triton_server_model_repositories[]"), STORE),
-    **dict.fromkeys(("inference_check_address", "npufleet_address"), HEADERS),
+    **dict.fromkeys(("inference_check_address", "npufleet_address"), "set inference_check_headers instead"),
 }
 # The next step for a login in any other variable
 DEFAULT_NEXT_STEP = "remove it, and pass it in a variable that is kept in Ansible Vault and in no output"

@@ -244,7 +244,6 @@ def _cached(variables: Mapping[str, Any], served: Mapping[str, Mapping[str, Any]
 
 
 def _driver(variables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of the driver package."""
     row = variables["npufleet_release_row"]["driver"]
     path = variables["rbln_driver_package_file"]
     if not path and not variables["rbln_driver_package_url"]:
@@ -271,7 +270,6 @@ def _driver(variables: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _image(variables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of the wheels and of the archive of the base image."""
     wheels = variables["triton_image_wheelhouse"]
     if wheels and not os.path.isdir(wheels):
         yield f"the controller has no directory {wheels}, expected the wheels of the SDK in it. Correct triton_image_wheelhouse."

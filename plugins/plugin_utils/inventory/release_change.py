@@ -171,7 +171,6 @@ def _models(variables: Mapping[str, Any], old: Optional[Release], new: Release) 
 
 
 def _driver(variables: Mapping[str, Any], plan: List[Mapping[str, Any]], new: Release) -> Iterator[str]:
-    """Yield the change of the driver."""
     desired, form = new.row["driver"]["version"], variables["rbln_driver_form"]
     reboot = "rebooted if its cards need that" if variables["rbln_driver_reboot"] else "not rebooted"
     for item in (entry for entry in plan if entry["concern"] == CONCERN):
@@ -201,7 +200,6 @@ def _image(variables: Mapping[str, Any], plan: List[Mapping[str, Any]]) -> Itera
 
 
 def _other_concerns(plan: List[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the other parts of the host that change."""
     for concern in (name for name in CONCERNS if name not in OMITTED_CONCERNS):
         names = [
             item["name"] for item in plan if item["concern"] == concern and item["action"] not in ("install", "load", "reload")

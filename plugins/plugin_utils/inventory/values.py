@@ -197,7 +197,6 @@ def _shown(value: Any, kind: str, spec: Mapping[str, Any]) -> str:
 
 
 def _out_of_bounds(value: Any, spec: Mapping[str, Any]) -> str:
-    """Return a value outside its bound for a message."""
     if isinstance(value, (list, tuple, Mapping)):
         return f"a {'map' if isinstance(value, Mapping) else 'list'} of {len(value)} entries"
     if spec.get("no_log") or spec["bound"].secret:

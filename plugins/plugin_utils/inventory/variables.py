@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import date
 from functools import lru_cache
-from types import MappingProxyType
-from typing import Any, Callable, Collection, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Collection, Dict, Iterator, List, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import secret
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import CONCERNS, NPU_HOSTS, groups_of
@@ -17,10 +16,10 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import bala
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import of_concern
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import Context
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.engine import proxy_reasons
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import lock_file
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import lock_file, values
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.shared_results import shared_result
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import converted, inventory_specs
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import inventory_specs
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import release_rows
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.manifest import Manifest
@@ -32,6 +31,7 @@ REQUIRED = {
     "npufleet_card": "the type of its cards, such as RBLN-CA22",
     "triton_models": "the list of models to serve",
 }
+# The default of this variable is not a template, because a template would read the file of the rows for each host.
 ROWS = "npufleet_release_rows"
 
 
@@ -40,23 +40,17 @@ def validate(variables: Mapping[str, Any], concerns: List[str]) -> None:
     unknown = sorted(set(concerns) - set(CONCERNS))
     if unknown:
         raise Refusal(f"concerns contains {', '.join(unknown)}, expected some of {', '.join(CONCERNS)}")
-    proxy_errors: List[str] = []
-    with collected(proxy_errors):
-        proxy_errors += proxy_reasons(variables)
-    if not any(_needs_npus(variables, name) for name in concerns):
-        if proxy_errors:
-            raise Refusal(proxy_errors)
-        return
-    reasons = [
-        f"{name} is not set, expected {meaning}. Set it in the inventory."
-        for name, meaning in REQUIRED.items()
-        if name not in variables
-    ]
-    if not reasons:
-        with collected(reasons):
-            reasons += _required_errors(variables)
-    if reasons or proxy_errors:
-        raise Refusal(list(dict.fromkeys([*getattr(variables, "type_errors", []), *reasons, *proxy_errors])))
+    reasons: List[str] = []
+    if any(_needs_npus(variables, name) for name in concerns):
+        missing = [name for name in REQUIRED if name not in variables]
+        reasons += [f"{name} is not set, expected {REQUIRED[name]}. Set it in the inventory." for name in missing]
+        if not missing:
+            with collected(reasons):
+                reasons += _required_errors(variables)
+    with collected(reasons):
+        reasons += proxy_reasons(variables)
+    if reasons:
+        raise Refusal(list(dict.fromkeys([*getattr(variables, "type_errors", []), *reasons])))
 
 
 def _needs_npus(variables: Mapping[str, Any], concern: str) -> bool:
@@ -148,7 +142,7 @@ def desired(
 
 
 def rows(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the default of npufleet_release_rows. A Jinja template as default would read the file of the rows for each host."""
+    """Return the default of npufleet_release_rows."""
     return {**release_rows(), **variables["npufleet_extra_releases"]}
 
 
@@ -156,23 +150,16 @@ class Templated(Mapping[str, Any]):
     """The variables of a host, with the defaults of all roles. The first read of a variable templates and converts its value.
 
     `raw` has a template or a plain value for each variable. The converted value replaces the raw value. `template` evaluates a
-    template, and looks names up in `raw`. Reading a value of a wrong type raises Refusal. `type_errors` are the errors of the plain
-    values of the variables in `names`. `computed` has functions for variables whose defaults are not templates. `results_prefix` is
-    the prefix of the files with shared results (shared_results.py). This prefix is equal for all hosts of a task and a batch.
+    template, and looks names up in `raw`. `names` are the variables that the inventory or the command line sets. Reading a value of
+    a wrong type raises Refusal. `type_errors` are the errors of the plain values of `names`. `results_prefix` is the prefix of the
+    files with shared results (shared_results.py). This prefix is equal for all hosts of a task and a batch.
     """
 
-    def __init__(
-        self,
-        raw: Dict[str, Any],
-        template: Any,
-        names: Collection[str] = (),
-        computed: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType({}),
-        results_prefix: str = "",
-    ) -> None:
+    def __init__(self, raw: Dict[str, Any], template: Any, names: Collection[str] = (), results_prefix: str = "") -> None:
         self.results_prefix = results_prefix
         self._raw = raw
         self._template = template
-        self._computed = computed
+        self._names = names
         # These variables of Ansible are not templated.
         self._converted = {"hostvars", "groups"}
         self.type_errors: List[str] = []
@@ -185,9 +172,9 @@ class Templated(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._converted:
-            if name in self._computed:
-                # Such a value has hundreds of parts, so it is converted once for all hosts.
-                value = shared_result(self, name, lambda variables: _typed(name, self._computed[name](variables)))
+            if name == ROWS and name not in self._names:
+                # The value has hundreds of parts, so it is converted once for all hosts.
+                value = shared_result(self, name, lambda variables: _typed(name, rows(variables)))
             else:
                 value = _typed(name, self.untyped(name))
             self._raw[name] = value
@@ -210,7 +197,7 @@ class Templated(Mapping[str, Any]):
 
 def _typed(name: str, value: Any) -> Any:
     """Return the value, converted to the type in the specs of the roles. Raises Refusal if that is impossible."""
-    return converted(name, value, inventory_specs()[name]) if name in inventory_specs() else value
+    return values.converted(name, value, inventory_specs()[name]) if name in inventory_specs() else value
 
 
 def _is_value(raw: Any) -> bool:

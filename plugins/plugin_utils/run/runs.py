@@ -10,6 +10,7 @@ import re
 import socket
 from typing import Dict
 
+from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 
 # The form of the IDs that run_id() returns
@@ -21,13 +22,13 @@ TERMINAL = re.compile(r"/dev/(pts/|tty|console)")
 def run_id() -> str:
     """Return the ID of this run: the namespace of process IDs, the ID of the main process, and the start time of that process."""
     pid = os.getppid()
-    return f"{_pid_namespace()}/{pid}/{_start_time(pid)}"
+    return f"{_pid_namespace()}/{pid}/{clock.start_ticks(pid)}"
 
 
 def has_ended(run: object) -> bool:
     """Return True if a run that a host reports was started on this machine and has ended. Return False for an invalid ID."""
     match = RUN.fullmatch(run) if isinstance(run, str) else None
-    return match is not None and match["namespace"] == _pid_namespace() and _start_time(int(match["pid"])) != match["start"]
+    return match is not None and match["namespace"] == _pid_namespace() and clock.start_ticks(int(match["pid"])) != match["start"]
 
 
 def lease_owner(host: str) -> Dict[str, str]:
@@ -56,9 +57,3 @@ def _pid_namespace() -> str:
     except OSError:
         space = ""
     return f"{socket.gethostname()}:{boot}:{space}"
-
-
-def _start_time(pid: int) -> str:
-    """Return the start time of a process in ticks since boot, or "" if the process does not exist."""
-    after_name = (read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
-    return after_name[19] if len(after_name) > 19 else ""
