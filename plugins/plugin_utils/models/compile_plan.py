@@ -118,7 +118,6 @@ def _files_first(path: str) -> List[Tuple[bool, str]]:
 
 
 def _errors(model: Any, location: str) -> Iterator[str]:
-    """Yield all errors of a spec."""
     if not isinstance(model, dict):
         yield f"{location} is {_json_text(model)}, expected a map with {', '.join(SPEC_KEYS[:3])}. Correct it"
         return
@@ -161,7 +160,6 @@ def _tensor_errors(tensors: Any, location: str, names: Set[str]) -> Iterator[str
 
 
 def _source_errors(source: Any, location: str) -> Iterator[str]:
-    """Yield the errors of a spec's source."""
     kinds = [kind for kind in ("onnx", "torch") if isinstance(source, dict) and isinstance(source.get(kind), str)]
     if len(kinds) != 1 or set(source) != ({"onnx"} if kinds == ["onnx"] else {"torch", "path"}):
         forms = "{onnx: file} or {torch: 'module:function', path: directory}"

@@ -21,26 +21,10 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import short
 
 FORMAT = 1
-TENSORS = [{"name?": shapes.TEXT_OR_NULL, "shape": [int], "dtype": str}]
-SHAPE = {
-    "format": int,
-    "sha256": str,
-    "npu": str,
-    "devices": int,
-    "device_memory": [int],
-    "buckets": [{"inputs": TENSORS, "outputs": TENSORS}],
-}
-# The form of a record that a build host sends. Later runs read its additional fields to decide whether to compile the model again.
-SENT_SHAPE = {
-    **SHAPE,
-    "sha256": re.compile("[0-9a-f]{64}"),
-    "compiler_version": str,
-    "source": {"kind": str, "sha256": str, "spec": str},
-}
 # Limits of a record, in this order: its bytes, NPUs of an instance, bytes of device memory on an NPU, and buckets
 MAX_BYTES, MAX_DEVICES, MAX_MEMORY, MAX_BUCKETS = 1 << 24, 256, 1 << 50, 1000
-# Limits of a bucket, in this order: inputs or outputs, characters of a name, dimensions, and size of a dimension
-MAX_TENSORS, MAX_NAME, MAX_DIMENSIONS, MAX_SIZE = 1000, 1000, 32, (1 << 31) - 1
+# Limits of a bucket, in this order: inputs or outputs, dimensions, and size of a dimension
+MAX_TENSORS, MAX_DIMENSIONS, MAX_SIZE = 1000, 32, (1 << 31) - 1
 MAX_SHOWN = 120  # Characters of a value, or of a message of the JSON parser, in a message
 SUFFIX = ".json"  # The record of model.rbln is model.rbln.json
 EXPECTED_RECORD = "a record that playbooks/compile.yml has written"
@@ -59,6 +43,23 @@ DTYPES = {
     "bfloat16": "TYPE_BF16",
     "float32": "TYPE_FP32",
     "float64": "TYPE_FP64",
+}
+# The form of the inputs or outputs of a bucket. config.pbtxt can contain each such name and dtype.
+TENSORS = [{"name?": (re.compile(".{1,1000}", re.DOTALL), shapes.NULL), "shape": [int], "dtype": re.compile("|".join(DTYPES))}]
+SHAPE = {
+    "format": int,
+    "sha256": str,
+    "npu": str,
+    "devices": int,
+    "device_memory": [int],
+    "buckets": [{"inputs": TENSORS, "outputs": TENSORS}],
+}
+# The form of a record that a build host sends. Later runs read its additional fields to decide whether to compile the model again.
+SENT_SHAPE = {
+    **SHAPE,
+    "sha256": re.compile("[0-9a-f]{64}"),
+    "compiler_version": str,
+    "source": {"kind": str, "sha256": str, "spec": str},
 }
 
 
@@ -146,26 +147,14 @@ def _flaw(raw: Any) -> Optional[str]:
         for side in ("inputs", "outputs"):
             if not 1 <= len(bucket[side]) <= MAX_TENSORS:
                 return f"a bucket has {len(bucket[side])} {side}, expected 1 to {MAX_TENSORS}"
-            invalid = [tensor for tensor in bucket[side] if not _fits_config(tensor)]
-            if invalid:
-                return f"{side} contains {_shown(invalid[0])}, expected a name, dtype and shape that a config can have"
+            for shape in (tensor["shape"] for tensor in bucket[side]):
+                if len(shape) > MAX_DIMENSIONS or not all(1 <= size <= MAX_SIZE for size in shape):
+                    expected = f"at most {MAX_DIMENSIONS} sizes from 1 to {MAX_SIZE}"
+                    return f"{side} contains the shape {_shown(shape)}, expected {expected}"
     return None
 
 
-def _fits_config(tensor: Mapping[str, Any]) -> bool:
-    """Return True if config.pbtxt can contain the tensor's name, dtype and shape. The name can also be null."""
-    name, sizes = tensor.get("name"), tensor["shape"]
-    has_valid_name = name is None or 0 < len(name) <= MAX_NAME
-    return (
-        has_valid_name
-        and tensor["dtype"] in DTYPES
-        and len(sizes) <= MAX_DIMENSIONS
-        and all(1 <= size <= MAX_SIZE for size in sizes)
-    )
-
-
 def _shown(value: Any) -> str:
-    """Return a value of a record as one short line."""
     return short(repr(value), MAX_SHOWN)
 
 

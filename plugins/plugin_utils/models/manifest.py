@@ -201,7 +201,6 @@ def cloud_models(variables: Mapping[str, Any]) -> List[str]:
 
 
 def _cloud_errors(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of a model that Triton reads from an object store."""
     subject = f"model {entry['name']}: repository is {entry['repository']}"
     repositories = variables["triton_server_model_repositories"]
     if entry["repository"].rstrip("/") not in [repository.rstrip("/") for repository in repositories]:

@@ -172,5 +172,4 @@ def _kind(mode: int) -> str:
 
 
 def _shown(path: str) -> str:
-    """Return a path as one printable line."""
     return path if path.isprintable() else ascii(path)[1:-1]

@@ -228,7 +228,6 @@ def _branches(model: Model, models: Mapping[str, Model]) -> Iterator[Finding]:
 
 
 def _origins(steps: Sequence[Any], sources: Collection[Optional[int]]) -> str:
-    """Return a phrase about the decoupled steps from which tensors come."""
     words = ("from no decoupled step" if source is None else f"from decoupled {steps[source].model_name}" for source in sources)
     return " and ".join(sorted(words))
 

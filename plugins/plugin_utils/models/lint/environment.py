@@ -103,11 +103,6 @@ def _environment_flaw(path: str) -> Optional[Tuple[str, str, str]]:
         return f"a directory without {ACTIVATE}", f"an environment with {ACTIVATE}, such as conda-pack writes it", effects.REFUSES
     if not os.path.isfile(path):
         return "which is no regular file", ARCHIVE, effects.HANGS
-    return _archive_flaw(path)
-
-
-def _archive_flaw(path: str) -> Optional[Tuple[str, str, str]]:
-    """Return the flaw of a file that must be an archive with ACTIVATE in it, in the form of `_environment_flaw`, or None."""
     try:
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"

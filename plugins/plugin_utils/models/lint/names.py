@@ -96,7 +96,6 @@ def platform_todo(name: str, triton: str) -> str:
 
 
 def _runtime(model: Model) -> Iterator[Finding]:
-    """Yield the error of a `runtime` that is not a file of the backend."""
     runtime, name = model.config.runtime, model.backend
     if not runtime or model.ensemble or runtime in _own_libraries(model):
         return

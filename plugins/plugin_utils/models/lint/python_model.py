@@ -275,7 +275,6 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _bound_or_deleted(node: ast.stmt) -> List[str]:
-    """Return the names that a statement binds or deletes."""
     deleted = [target.id for target in node.targets if isinstance(target, ast.Name)] if isinstance(node, ast.Delete) else []
     return [*_bound_names([node]), *deleted]
 

@@ -13,13 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import (
-    check,
-    effects,
-    ensemble,
-    python_model,
-    schema,
-)
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import check, effects, ensemble, python_model, schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
     ERROR,
     WARNING,
@@ -137,7 +131,10 @@ def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Findi
     content = listing(directory, os.path.dirname(directory))
     config_class, _since = schema.load()
     model = Model(name, directory, config_class(), [], frozenset(content.files), listing=content, row=row)
-    inner_models, misnamed = _models_in(directory), _misnamed_configs(directory)
+    inner_models = _models_in(directory)
+    # Names such as Config.pbtxt and config.pbtxt.txt are probably mistakes.
+    similar = (CONFIG, CONFIG + ".txt", "config.pbtx", "config.pbtext", "config.prototxt", "model_config.pbtxt")
+    misnamed = [file for file in sorted(os.listdir(directory)) if file.lower() in similar]
     if name.startswith(".") or name == "lost+found":
         actual, todo = "a directory that is no model", "Move it out of the repository"
     elif inner_models:
@@ -165,14 +162,7 @@ def _is_model(directory: str) -> bool:
 
 
 def _models_in(directory: str) -> List[str]:
-    """Return the names of the models directly below a directory."""
     return [name for name in sorted(os.listdir(directory)) if os.path.lexists(os.path.join(directory, name, CONFIG))]
-
-
-def _misnamed_configs(directory: str) -> List[str]:
-    """Return the files that are probably a config with a wrong name, such as Config.pbtxt and config.pbtxt.txt."""
-    similar = (CONFIG, CONFIG + ".txt", "config.pbtx", "config.pbtext", "config.prototxt", "model_config.pbtxt")
-    return [name for name in sorted(os.listdir(directory)) if name.lower() in similar]
 
 
 def _caches(name: str, directory: str) -> Iterator[Finding]:
