@@ -30,9 +30,7 @@ class CallbackModule(CallbackBase):
     CALLBACK_NAME = "npufleet_steps"
     CALLBACK_NEEDS_ENABLED = False
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self._linear = False
+    _linear = False
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """Record the errors in the options `--tags` and `--skip-tags`."""
@@ -46,13 +44,11 @@ class CallbackModule(CallbackBase):
         STEPS.mark_lost()
         self._linear = str(play.strategy).rpartition(".")[2] == "linear"
 
-    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool = False) -> None:
         if self._linear:
             STEPS.mark_lost()
 
-    def v2_playbook_on_handler_task_start(self, task: Any) -> None:
-        if self._linear:
-            STEPS.mark_lost()
+    v2_playbook_on_handler_task_start = v2_playbook_on_task_start
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
         STEPS.begin(host.get_name(), task._uuid, task.get_name())

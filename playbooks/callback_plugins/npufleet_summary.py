@@ -22,7 +22,6 @@ from ansible import constants, context
 from ansible.plugins.callback import CallbackBase
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report.summary import Summary
 
-HOST_STATE = "npufleet.triton.host_state"
 # The callbacks of ansible.posix whose output is JSON
 JSON_CALLBACKS = ("json", "jsonl")
 
@@ -40,7 +39,7 @@ class CallbackModule(CallbackBase):
         self._summary = Summary()
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        if result._task.action == HOST_STATE:
+        if result._task.action == "npufleet.triton.host_state":
             self._summary.read(result._host.get_name(), result._result)
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:

@@ -38,7 +38,7 @@ class ActionModule(FleetAction):
                     {"path": path, "content": encoded, "mode": mode, "validate": entry["validate"], "group": entry["group"]}
                 )
         if self.flaws:
-            raise self.refuse(host, Refusal(self.flaws))
+            raise Refusal(self.flaws)
         request = {"directories": directories, "files": files, "absent": options["absent"], "restart": options["restart"]}
         return self.call_module("host_files", {}, task_vars, request)
 

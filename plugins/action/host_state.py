@@ -38,18 +38,11 @@ DETAILS = host_state.OPTIONS["details"]["choices"]
 LARGE_KEYS = ("actual", "desired", "origins")
 # The keys of every result
 REQUIRED_KEYS = ("plan", "report", "maintenance", "actual", "held")
-# {key of a result: type of its value}. A result may lack keys that are not in REQUIRED_KEYS.
-KEY_TYPES = {
-    "seen": dict,
-    "plan": list,
-    "report": list,
-    "refusals": list,
-    "actual": dict,
-    "held": dict,
-    "moves": dict,
-    "held_by": dict,
-    "store": dict,
-    "clock": float,
+# {type: keys of a result whose values have this type}. A result may lack keys that are not in REQUIRED_KEYS.
+KEYS_BY_TYPE = {
+    dict: ("seen", "actual", "held", "moves", "held_by", "store"),
+    list: ("plan", "report", "refusals"),
+    float: ("clock",),
 }
 # Values that the host reports and that become options of the container. The parts of an entry: the key in the state of the
 # server, a field below this key (None if the key itself has the value), the pattern of a valid value, and the message about others.
@@ -130,10 +123,8 @@ class ActionModule(FleetAction):
 
     def _read_state(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         """Return the state of the host and its differences from the desired state."""
-        variables = self.variables(task_vars)
-        concerns = self._task.args.get("concerns")
-        if concerns is None:
-            concerns = self.concerns(variables, task_vars)
+        variables, requested = self.variables(task_vars), self._task.args.get("concerns")
+        concerns = self.concerns(variables, task_vars) if requested is None else requested
         if boolean(self._task.args.get("unsealed", False)):
             return {"changed": False, "desired": desired(variables, concerns, seal=False)[0]}
         arguments = {
@@ -149,12 +140,12 @@ class ActionModule(FleetAction):
             return {key: result[key] for key in ("failed", "msg", "plan", "exception") if key in result}
         with host_text.rejecting_invalid_answers(host):
             result = self._complete(result, manifests, request)
-        if self._task.args.get("concerns") is None and "image" in concerns:
+        if requested is None and "image" in concerns:
             # These remarks are about the whole host, so only a call for all concerns returns them.
             result["warnings"] = [*result.get("warnings", []), *row_remarks.untested_remarks(variables)]
             result["untested"] = variables["npufleet_release_row"].get("untested")
         # Only the playbooks of a rollout set `current_releases` or request the concern `traffic`.
-        batched = boolean(arguments.get("current_releases", False)) or CONCERN in (self._task.args.get("concerns") or [])
+        batched = boolean(arguments.get("current_releases", False)) or CONCERN in (requested or [])
         result = self._for_playbooks(result, variables, batched=batched)
         if not concerns:
             reasons: List[str] = []
@@ -251,9 +242,10 @@ class ActionModule(FleetAction):
     def _complete(result: Dict[str, Any], manifests: Dict[str, Any], request: Mapping[str, Any]) -> Dict[str, Any]:
         """Validate the result, and add the facts that roles need. These facts are not sent to hosts."""
         desired_state = request["desired"]
-        for key, kind in KEY_TYPES.items():
-            if not isinstance(result.get(key, kind()), kind):
-                raise host_text.InvalidText(f"{key} is {short(result[key], 80)}, expected {TYPE_NAMES[kind]}")
+        for kind, keys in KEYS_BY_TYPE.items():
+            for key in keys:
+                if not isinstance(result.get(key, kind()), kind):
+                    raise host_text.InvalidText(f"{key} is {short(result[key], 80)}, expected {TYPE_NAMES[kind]}")
         server = result.get("actual", {}).get("server") or {}
         for key, field, pattern, message in CONTAINER_VALUES:
             value = server.get(key)

@@ -8,6 +8,7 @@ import datetime
 import hashlib
 import os
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple
 
 from ansible import __version__ as ansible_version
@@ -151,8 +152,7 @@ class ActionModule(FleetAction):
             os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
             self._fetch_file(source, draft, host, bounds.packed)
             os.chmod(draft, 0o600)
-            with open(draft, "rb") as archive:
-                raw = archive.read()
+            raw = Path(draft).read_bytes()
             digest = hashlib.sha256(raw).hexdigest()
             if digest != result["sha256"]:
                 raise AnsibleActionFail(
@@ -164,8 +164,7 @@ class ActionModule(FleetAction):
             if leaks:
                 raise AnsibleActionFail(f"{host}: a known secret could be read in {', '.join(leaks)}: the bundle is deleted")
             packed = pack(root, {name: host_text.sanitized(member.decode("utf-8", "replace")) for name, member in members.items()})
-            with open(draft, "wb") as archive:
-                archive.write(packed)
+            Path(draft).write_bytes(packed)
             os.replace(draft, path)
         except OSError as error:
             raise AnsibleActionFail(f"{host}: the bundle cannot be written to {path} on the controller: {error}") from None

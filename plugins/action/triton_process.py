@@ -45,7 +45,7 @@ class ActionModule(FleetAction):
         with self.refusing(host):
             order, reasons, manifests = self._order(variables, str(arguments["root"]), host)
         if not order:
-            raise self.refuse(host, Refusal(reasons))
+            raise Refusal(reasons)
         request.update(order=order, api_key=str(variables["triton_server_api_key"]))
         plan = self.call_module("triton_process", {**arguments, "state": "planned"}, task_vars, request)
         if plan.get("failed"):
@@ -53,7 +53,7 @@ class ActionModule(FleetAction):
         with host_text.rejecting_invalid_answers(host):
             reasons += [str(entry) for entry in plan.get("refusals") or []]
             if reasons:
-                raise self.refuse(host, Refusal(reasons))
+                raise Refusal(reasons)
             if state == "planned":
                 return plan
             if not self._task.check_mode:
@@ -130,15 +130,13 @@ def command(variables: Mapping[str, Any], models: List[str], root: str) -> List[
     The server listens on the ports that a container would publish, and reads the key from a file below `root`.
     """
     ports = {
-        f"--{name}-port={container_port}": f"--{name}-port={variables[f'npufleet_{name}_port']}" for name, container_port in PORTS
+        f"--{name}-port={container_port}": f"--{name}-port={variables[f'npufleet_{name}_port']}"
+        for name, container_port in container.SERVICES
     }
     line = [ports.get(word, word) for word in container.command(variables, models, OPTIONAL_OPTIONS)]
-    listens = {name: container.listen_address(variables, name) for name, _container_port in PORTS}
+    listens = {name: container.listen_address(variables, name) for name, _container_port in container.SERVICES}
     line += [f"--{name}-address={listen}" for name, listen in listens.items() if listen]
     return [word.replace(FILE, key_path(root)) for word in server_key.command(variables, line)]
-
-
-PORTS = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
 
 
 def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
@@ -152,7 +150,9 @@ def conditions(variables: Mapping[str, Any]) -> Dict[str, Any]:
         "requirements": [str(requirement) for requirement in variables["triton_image_requirements"]],
         "listen": container.listen_address(variables) or "0.0.0.0",
         "ports": [
-            int(variables[f"npufleet_{name}_port"]) for name, _container_port in PORTS if variables[f"triton_server_allow_{name}"]
+            int(variables[f"npufleet_{name}_port"])
+            for name, _container_port in container.SERVICES
+            if variables[f"triton_server_allow_{name}"]
         ],
         "shm_size": container.size_of(variables, "triton_server_shm_size"),
         "room": SDK_BYTES,

@@ -17,6 +17,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_host
 DEVICE_SELECTIONS = ("RBLN_VISIBLE_DEVICES", "RBLN_DEVICES")
 # Triton's default of --metrics-interval-ms
 METRICS_INTERVAL_MS = 2000
+# (service of the server, its port in the container)
+SERVICES = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
 CLOUD_SERVICES = ("allow-sagemaker", "allow-vertex-ai")
 # Options of Triton that name a certificate for gRPC
 CERTIFICATE_OPTIONS = ("--grpc-server-cert", "--grpc-root-cert")
@@ -135,10 +137,9 @@ def _changed_options(variables: Mapping[str, Any]) -> Iterator[str]:
 
 def ports(variables: Mapping[str, Any]) -> Dict[str, str]:
     """Return {port of the container: published address and port} for the enabled services."""
-    services = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
     return {
         f"{port}/tcp": netloc(listen_address(variables, name), variables[f"npufleet_{name}_port"])
-        for name, port in services
+        for name, port in SERVICES
         if variables["triton_server_allow_" + name]
     }
 

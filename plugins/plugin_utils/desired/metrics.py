@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import files
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.metrics import CONFIG
@@ -67,15 +67,16 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         return {"exporter": exporter, "files": None}
     groups = groups_of(variables["group_names"], variables["npufleet_group"])
     npu_host, load_balancer = NPU_HOSTS in groups, LOAD_BALANCER_HOSTS in groups
+    certificates = container.host_certificates(variables) if npu_host else []
+    if load_balancer:
+        paths = {"load_balancer_tls_certificate": files.CERTIFICATE, "load_balancer_client_ca": files.CLIENT_CA}
+        certificates += [path for name, path in paths.items() if variables[name]]
     config = {
         "root": variables["npufleet_root"],
         "directory": variables["monitoring_probe_directory"],
         "npu_host": npu_host,
         "load_balancer": load_balancer,
-        "certificates": [
-            *(container.host_certificates(variables) if npu_host else []),
-            *(_balancer_certificates(variables) if load_balancer else []),
-        ],
+        "certificates": certificates,
         **(_server(variables) if npu_host else NO_SERVER),
     }
     return {
@@ -101,9 +102,3 @@ def _server(variables: Mapping[str, Any]) -> Dict[str, Any]:
         "npus": int(variables["npufleet_npus"]),
         "driver": variables["npufleet_release_row"]["driver"]["version"],
     }
-
-
-def _balancer_certificates(variables: Mapping[str, Any]) -> List[str]:
-    """Return the files with certificates of a load balancer."""
-    paths = {"load_balancer_tls_certificate": files.CERTIFICATE, "load_balancer_client_ca": files.CLIENT_CA}
-    return [path for name, path in paths.items() if variables[name]]

@@ -43,8 +43,6 @@ AccuracySec=1
 [Install]
 WantedBy=timers.target
 """
-# The variables monitoring_probe_<name> that are times in seconds
-TIME_SETTINGS = ("interval", "jitter", "limit")
 
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
@@ -52,13 +50,13 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     root = variables["npufleet_root"]
     if not variables["monitoring_probe"]:
         return {"root": root, "files": None}
-    seconds = {name: int(variables["monitoring_probe_" + name]) for name in TIME_SETTINGS}
+    interval, jitter, limit = (int(variables[f"monitoring_probe_{name}"]) for name in ("interval", "jitter", "limit"))
     config = {
         "host": variables["inventory_hostname"],
         "document": CHECKS_FILE,
         "image": variables["inference_check_image"],
-        "limit": seconds["limit"],
-        "interval": seconds["interval"],
+        "limit": limit,
+        "interval": interval,
         "root": root,
         "textfile": variables["monitoring_probe_directory"] + "/npufleet.prom",
         "key": server_key.for_checks(variables),
@@ -68,8 +66,8 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "directory": variables["monitoring_probe_directory"],
         "files": {
             # After the limit of the checks, the program still has to remove their container.
-            "service": SERVICE_TEXT.format(library=library.path(), config=CONFIG, patience=seconds["limit"] + 60),
-            "timer": TIMER_TEXT.format(interval=seconds["interval"], jitter=seconds["jitter"]),
+            "service": SERVICE_TEXT.format(library=library.path(), config=CONFIG, patience=limit + 60),
+            "timer": TIMER_TEXT.format(interval=interval, jitter=jitter),
             "config": json.dumps(config, indent=2, sort_keys=True) + "\n",
             "program": archive.digest(library.ENTRIES["probe"]),
         },

@@ -73,8 +73,7 @@ class Summary:
         self, hosts: Sequence[str], changed: Collection[str], failed: Collection[str], unreachable: Collection[str], plan: bool
     ) -> List[str]:
         """Return the summary. If `plan` is true, the summary has the totals of the plan, and no host counts as changed."""
-        refused = {host for host in hosts if self._refusals.get(host)} if self._run_failures else set()
-        states = {host: self._state(host, changed if not plan else (), failed, unreachable, refused) for host in hosts}
+        states = {host: self._state(host, () if plan else changed, failed, unreachable) for host in hosts}
         counts = Counter(states.values())
         order = ("ok", "changed", "in maintenance", "refused", "failed", "unreachable")
         texts = [f"{counts[state]} {state}" for state in order if counts[state]]
@@ -85,12 +84,10 @@ class Summary:
         bad = {host: [self._reason(host, state)] for host, state in states.items() if state in order[3:]}
         return [*lines, *by_sentence(bad, len(hosts))]
 
-    def _state(
-        self, host: str, changed: Collection[str], failed: Collection[str], unreachable: Collection[str], refused: Collection[str]
-    ) -> str:
+    def _state(self, host: str, changed: Collection[str], failed: Collection[str], unreachable: Collection[str]) -> str:
         if host in unreachable:
             return "unreachable"
-        if host in refused:
+        if self._run_failures and self._refusals.get(host):
             return "refused"
         # If a failure ends the whole run, Ansible counts one host as failed, although this host has no failure of its own.
         if host in failed and (host in self._reasons or not self._run_failures):

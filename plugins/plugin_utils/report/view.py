@@ -134,7 +134,7 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: float) ->
         }
         for item in plan
     ]
-    times = []
+    times: List[Row] = []
     for what, entry in (("read", status), ("checked", result)):
         at = system.seconds_since_1970(str(_value(entry, "when")))
         if at is not None:
