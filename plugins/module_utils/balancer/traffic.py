@@ -5,18 +5,14 @@
 HAProxy writes one line for each finished request into a ring buffer (ring) in its memory. The line contains the path of the
 request. A client can send any path, so lines that do not match the format are skipped.
 
-A window counts finished inference requests by server and protocol:
+A window counts finished requests by server and protocol. The documentation of the module balancer_info explains its fields.
 
     {"requests": 120, "streams": 2, "failed": {"5xx": 1}, "latency": {"14": 60, "21": 59},
      "by_model": {"resnet50": {"requests": 120, "failed": {"5xx": 1}, "latency": {"14": 60, "21": 59}}},
      "other": {"requests": 7, "failed": {"4xx": 1}}}
 
-- `requests` includes `streams`, the calls with any number of answers. `by_model` has only requests over HTTP, because the path of a
-  gRPC request does not contain the model.
-- `failed` has the number of failed requests by kind (KINDS). A request has one kind.
-- `latency` has the number of successful requests without streams, by upper bound of their latency in ms. The latency is the time
-  from the connection to the server until the headers of the response. Bounds above 20 ms are 5 % apart (BOUNDS).
-- `other` has all calls that are no inference, such as metadata and health.
+The latency is the time from the connection to the server until the headers of the response. `by_model` has no gRPC requests,
+because the path of a gRPC request does not contain the model.
 """
 
 from __future__ import annotations
@@ -60,7 +56,7 @@ def _bounds() -> List[int]:
     return bounds
 
 
-# Upper bounds of the latency in ms. The last bucket also counts all slower requests.
+# Upper bounds of the latency in ms. Bounds above 20 ms are 5 % apart. The last bucket also counts all slower requests.
 BOUNDS = _bounds()
 
 

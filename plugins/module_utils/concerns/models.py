@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional
@@ -101,7 +100,9 @@ def drift(
             elif flaws.get(digest):
                 differs.append(f"{path}: its blob {flaws[digest]}")
         else:
-            found = _digest(full_path)
+            found = None
+            with suppress(OSError):
+                found = blobs.file_digest(full_path)
             if found != digest:
                 differs.append(path + (" was changed" if found else " is gone"))
     for directory, names, present in trees.walk(base):
@@ -134,14 +135,6 @@ def _recorded_sizes(root: str, name: str, release: str) -> Dict[str, int]:
         return {path: file["size"] for path, file in store.read_record(root, name, release)["files"].items()}
     except store.StoreError:
         return {}
-
-
-def _digest(path: str) -> Optional[str]:
-    try:
-        with open(path, "rb") as source:
-            return hashlib.sha256(source.read()).hexdigest()
-    except OSError:
-        return None
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:

@@ -103,7 +103,6 @@ def served_without_release(served: Mapping[str, Any]) -> List[str]:
 
 
 def _loaded_release(server: Mapping[str, Any], name: str, version: str) -> Optional[str]:
-    """Return the release digest in the config of a loaded model, or None if the config has no digest."""
     status, config = query(server, "GET", f"/v2/models/{name}/versions/{version}/config")
     if status != 200 or shapes.mismatch(config, RELEASE_CONFIG):
         return None

@@ -26,11 +26,7 @@ class Stub(NamedTuple):
 
 def command_line(pid: int) -> List[str]:
     """Return the command line of a process as a list, or an empty list if the process has ended."""
-    try:
-        with open(f"{PROC}/{pid}/cmdline", "rb") as source:
-            return source.read().decode("utf-8", "replace").split("\0")[:-1]
-    except OSError:
-        return []
+    return (read_text(f"{PROC}/{pid}/cmdline") or "").split("\0")[:-1]
 
 
 def running_stubs(root: int) -> Dict[int, Stub]:

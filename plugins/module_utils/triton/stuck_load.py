@@ -2,31 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stuck loads: model loads in which server and stub wait for each other. This module finds them in /proc and ends them.
 
-Triton's python backend starts a process for each instance of a model. This process is the stub. While the stub initializes, it has
-to report regularly that it is alive. On a busy host, a report can come too late: more than 10 s after the start, or more than 5 s
-after the previous report. The server then gives up and waits until the stub exits (`StubLauncher::Launch`,
-`WaitForStubProcess`). But the stub waits for the next message of the server.
-So the load never ends, and a starting server opens no port. See docs/decisions/0037-a-stuck-load-is-ended.md.
+A stub is the process that Triton's python backend starts for an instance of a model. If a starting stub is silent for too long,
+the server gives it up and waits for its exit. But the stub waits for the next message of the server. So the load never ends, and a
+starting server opens no port.
 
-A load counts as stuck if several samples in a row meet all of these conditions. The duration of the load does not matter.
-
-- a thread of the server is in `wait4` for the stub, and
-- the main thread of the stub sleeps in a futex of the shared memory through which it gets messages, and
-- neither thread uses processor time.
-
-A slow load that makes progress does not meet the first condition, because its server waits for a message of the stub.
+docs/decisions/0037-a-stuck-load-is-ended.md lists the conditions under which a load counts as stuck. A load that is only slow does
+not meet them: its server waits for a message of the stub, and not for the exit of the stub.
 """
 
 from __future__ import annotations
 
 # Programs that are no Ansible modules import this file, too. pylint: disable=ansible-bad-function
 import os
+import re
 import signal
 import threading
 import time
 from contextlib import suppress
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.stubs import NAME, PROC, command_line
 
 # Numbers of the system calls `wait4` and `futex`, by machine architecture
@@ -74,10 +69,9 @@ def lasting_waits(samples: Sequence[Sample], limit: float, ticks_per_second: flo
 
     With a limit of 0 or less, or with fewer than MIN_SAMPLES samples, return an empty list.
     """
-    lasting: List[Wait] = []
     if not samples or limit <= 0:
-        return lasting
-    latest = samples[-1]
+        return []
+    lasting, latest = [], samples[-1]
     for wait, used in latest.waits.items():
         count, lasted = 0, 0.0
         for sample in reversed(samples):
@@ -223,14 +217,12 @@ class _Stat(NamedTuple):
 
 def _stat(name: str) -> Optional[_Stat]:
     """Return the facts of the process or thread in a directory below /proc, or None if it has ended."""
+    # The name of a process can contain spaces and brackets, so the fields are read after its last bracket.
+    head, _bracket, tail = (read_text(f"{PROC}/{name}/stat") or "").rpartition(")")
+    facts = tail.split()
     try:
-        with open(f"{PROC}/{name}/stat", "rb") as source:
-            line = source.read().decode("utf-8", "replace")
-        # The name of a process can contain spaces and brackets, so the fields are read after its last bracket.
-        head, _bracket, tail = line.rpartition(")")
-        facts = tail.split()
         return _Stat(head.partition("(")[2], facts[0], int(facts[1]), int(facts[11]) + int(facts[12]), int(facts[19]))
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return None
 
 
@@ -248,10 +240,9 @@ def _is_below(pid: int, root: int, processes: Dict[int, _Stat]) -> bool:
 def _call(name: str) -> Optional[Tuple[int, List[int]]]:
     """Return (number, arguments) of the system call in which a thread sleeps, or None if the thread runs or cannot be read."""
     try:
-        with open(f"{PROC}/{name}/syscall", encoding="ascii") as source:
-            number, *arguments = source.read().split()
+        number, *arguments = (read_text(f"{PROC}/{name}/syscall") or "").split()
         return int(number), [int(argument, 16) for argument in arguments]
-    except (OSError, ValueError):
+    except ValueError:
         return None
 
 
@@ -268,11 +259,8 @@ def _waited_for(server: int, wait4: int) -> Dict[Optional[int], int]:
 
 def _pid_in_container(pid: int) -> Optional[int]:
     """Return the ID that a process has in its own PID namespace. The server of a stub runs in the same namespace."""
-    with suppress(OSError, ValueError, IndexError), open(f"{PROC}/{pid}/status", encoding="utf-8", errors="replace") as source:
-        for line in source:
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
-    return None
+    found = re.search(r"^NSpid:.*\s(\d+)$", read_text(f"{PROC}/{pid}/status") or "", re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _awaits_message(pid: int, futex: int) -> bool:
@@ -281,11 +269,10 @@ def _awaits_message(pid: int, futex: int) -> bool:
     if call is None or call[0] != futex or not call[1] or len(arguments) < 4:
         return False
     region = "/dev/shm/" + arguments[2].lstrip("/")
-    with suppress(OSError, ValueError), open(f"{PROC}/{pid}/maps", encoding="utf-8", errors="replace") as source:
-        for line in source:
-            entry = line.split(None, 5)
-            if len(entry) == 6 and entry[5].strip() in (region, region + " (deleted)"):
-                first, last = (int(bound, 16) for bound in entry[0].split("-"))
-                if first <= call[1][0] < last:
-                    return True
+    for line in (read_text(f"{PROC}/{pid}/maps") or "").split("\n"):
+        entry = line.split(None, 5)
+        if len(entry) == 6 and entry[5] in (region, region + " (deleted)"):
+            first, last = (int(bound, 16) for bound in entry[0].split("-"))
+            if first <= call[1][0] < last:
+                return True
     return False
