@@ -386,7 +386,6 @@ def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """Read a part of a file, send requests to the models, or read the facts of the container."""
     arguments = request.merge_request(module, REQUEST)
     engine = Engine()
     try:

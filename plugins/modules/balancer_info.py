@@ -119,7 +119,6 @@ REQUEST = {"host": {"type": "str", "default": "the balancer"}}
 
 
 def run(module: request.Module) -> None:
-    """Read the servers of the balancer and their traffic."""
     params = request.merge_request(module, REQUEST)
     balancer = Balancer(params["socket"], params["master_socket"])
     try:

@@ -93,7 +93,6 @@ EXAMPLES = r"""
     name: "{{ inventory_hostname }}"
     state: drained
     kind: maintenance
-    by: alice@ops1
     reason: New memory
     wait: 120
     close: true
@@ -182,7 +181,6 @@ def flaw(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Drain a server, make it ready, or set its weight."""
     params = request.merge_request(module, REQUEST)
     reason = flaw(params)
     if reason:

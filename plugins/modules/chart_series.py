@@ -67,7 +67,6 @@ MAX_HOURS = 720
 
 
 def run(module: request.Module) -> None:
-    """Read the series. The module fails if `hours` is out of its range."""
     port, hours = module.params["port"], module.params["hours"]
     if not 1 <= hours <= MAX_HOURS:
         module.fail_json(msg=f"hours is {hours}, expected a number from 1 to {MAX_HOURS}")

@@ -60,7 +60,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import forei
 
 
 def main() -> None:
-    """Run the installer, and write its output to a file."""
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},

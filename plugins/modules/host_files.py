@@ -177,7 +177,6 @@ def _group(module: request.Module, entry: Mapping[str, Any]) -> Optional[int]:
 
 
 def run(module: request.Module) -> None:
-    """Write the files and directories that differ."""
     if not module.params["_request"]:
         module.fail_json(msg="host_files starts on the controller. Call it as npufleet.triton.host_files.")
     params = request.merge_request(module, REQUEST)

@@ -181,7 +181,6 @@ def _is_fresh(seen: Mapping[str, Any], last_run: str) -> bool:
 
 
 def run(module: request.Module) -> None:
-    """Take, renew or release the lease of the host."""
     params = request.merge_request(module, REQUEST)
     if not params["run"]:
         module.fail_json(msg="host_lease starts on the controller. Call it as npufleet.triton.host_lease.")

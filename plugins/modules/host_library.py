@@ -56,7 +56,6 @@ OPTIONS: Dict[str, Any] = {
 
 
 def run(module: request.Module) -> None:
-    """Install this version of the library, unless the host already has it."""
     version = module.params["version"]
     try:
         changed = library.install(version, base64.b64decode(module.params["archive"]))

@@ -202,8 +202,7 @@ traffic:
       hook. With V(reload), new models load while the current models answer. With V(stop), requests would fail, so the host is
       drained.
     - C(limited) is true if the host still has less traffic than usual, because an earlier rollout did not restore its share.
-    - C(accept_within) is the longest time in seconds that a proven change waits for the verdict about the traffic. It is 0 if the
-      rollout makes no verdicts.
+    - C(accept_within) is the time in seconds that a proven change waits for the verdict about the traffic. 0 means no verdict.
   returned: >-
     with O(preflight), O(rollback), O(current_releases) or V(traffic) in O(concerns), if the host is not in sync and the settings
     are valid
@@ -216,8 +215,7 @@ store:
     - C(holds) has the models that are held at an older release, with C(by), C(when) and C(why).
     - C(transaction) is the open transaction, or null. C(releases) has the labels of the releases of each model, newest first.
     - C(damaged) has the flaw of each damaged file, by its path. The next change tries to repair these files.
-    - C(rollouts) has the last rollouts of this host, newest first, with C(began), C(ended), C(by), C(playbook), C(verdict) and
-      more.
+    - C(rollouts) has the last rollouts of this host, newest first.
   returned: with O(store)
   type: dict
 origins:
@@ -228,7 +226,7 @@ origins:
 
 import os
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict
 
 from ansible_collections.npufleet.triton.plugins.module_utils import balancer_preflight, request, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import lease, proof, rollouts
@@ -293,14 +291,6 @@ REQUEST: Dict[str, Any] = {
 }
 
 
-def _rollback(root: str, rollback: Dict[str, Any]) -> Tuple[Dict[str, Any], List[str]]:
-    """Return (moves of a rollback, reasons against the rollback). A move is the change of one model."""
-    try:
-        return dict(store.rollback_moves(root, rollback["models"], rollback["to"])), []
-    except (store.StoreError, OSError) as error:
-        return {}, [f"model store {root}: {error}"]
-
-
 def _read_store(root: str) -> Dict[str, Any]:
     """Return the content of the model store. A store that does not exist yet is empty."""
     releases_directory = os.path.join(root, "releases")
@@ -318,7 +308,6 @@ def _read_store(root: str) -> Dict[str, Any]:
 
 
 def run(module: request.Module) -> None:
-    """Read the host, and compare it with the desired state."""
     params = request.merge_request(module, REQUEST)
     desired = params["desired"]
     if not desired and not params["mark"]:
@@ -337,9 +326,9 @@ def run(module: request.Module) -> None:
             f"-e rollback_forget=true -e rollback_models={name}"
         )
     root, run_id, ended = os.path.dirname(params["mark"] or ""), params["run"], params["ended"]
-    observed_at = {}
+    seen = {}
     if root and "server" in desired:
-        observed_at = {**clock.mark(), "after": lease.last_run(root), "current_releases": current_releases}
+        seen = {**clock.mark(), "after": lease.last_run(root), "current_releases": current_releases}
     observation = proof.observe(desired, root, run_id, ended, current_releases, params["prove"], params["timeout"])
     actual, plan = observation.actual, observation.plan
     if params["prove"] and plan and not module.check_mode:
@@ -354,7 +343,7 @@ def run(module: request.Module) -> None:
     report = [sentence(item) for item in plan]
     result: Dict[str, Any] = {"plan": plan, "report": report, "maintenance": maintenance, "actual": actual, "held": held_models}
     # The state is not reusable while another run is changing the host.
-    result["seen"] = {} if other_run else observed_at
+    result["seen"] = {} if other_run else seen
     if other_run:
         # Only the controller knows whether that run has ended, so the controller writes the warning.
         result["held_by"] = {key: other_run[key] for key in ("run", "by", "since")}
@@ -375,7 +364,12 @@ def run(module: request.Module) -> None:
         except (store.StoreError, OSError) as error:
             module.fail_json(msg=f"model store {root}: {error}")
     if params["rollback"]:
-        result["moves"], result["refusals"] = _rollback(root, params["rollback"]) if maintenance is None else ({}, [])
+        result.update(moves={}, refusals=[])
+        try:
+            if maintenance is None:
+                result["moves"] = dict(store.rollback_moves(root, params["rollback"]["models"], params["rollback"]["to"]))
+        except (store.StoreError, OSError) as error:
+            result["refusals"] = [f"model store {root}: {error}"]
     module.exit_json(changed=changed, diff=as_diff(plan) if plan else {}, **result)
 
 

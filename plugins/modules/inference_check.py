@@ -155,10 +155,6 @@ notes:
 """
 
 EXAMPLES = r"""
-- name: Prove every model that is placed on this host
-  npufleet.triton.inference_check:
-    image: npufleet/triton:24.01
-
 - name: Prove one model with the checks of this site, and write the answers
   npufleet.triton.inference_check:
     image: "{{ npufleet_image }}"
@@ -230,12 +226,11 @@ checks:
     - One result for each request, in the order in which they were sent.
     - C(name) consists of model, protocol and request. C(model), C(check) and C(protocol) have the single names.
     - C(ok) is true if the answer was as expected. Otherwise, C(why) has all reasons.
-    - C(unanswered) is true if the request was not sent, or if the model did not answer it. C(ms) is the time that the client
-      measured, in milliseconds. It is null without an answer.
+    - C(ms) is the time of the answer in milliseconds. Without an answer, C(ms) is null and C(unanswered) is true.
     - C(expected) and C(got) are the expected and the actual label, a list of labels for a batch, or the texts in one line.
     - C(label) is the actual label of a single row. The file in O(results_dir) has the row itself as C(image).
     - C(instances) is the number of instances of the model, if the check has C(instances).
-    - C(latency) has the measurements of a load test. They are C(clients), C(requests), C(seconds), C(p50_ms), C(p95_ms), C(p99_ms),
+    - C(latency) has the measurements of a load test, C(clients), C(requests), C(seconds), C(p50_ms), C(p95_ms), C(p99_ms),
       C(max_ms), C(infer_per_s), and C(client_cores), the CPU cores that the client used.
   returned: when the checks could be read
   type: list
@@ -341,7 +336,6 @@ def keep(module: request.Module, document: Mapping[str, Any], program: str) -> b
 
 
 def run(module: request.Module) -> None:
-    """Run the checks, or write them into the file of the probe."""
     params = request.merge_request(module, REQUEST)
     server = {name: value for name, value in params["server"].items() if value is not None}
     document = {"server": server, "timeout": params["timeout"], "latency": params["latency"], **params["document"]}

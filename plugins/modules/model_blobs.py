@@ -73,7 +73,6 @@ REQUEST = {
 
 
 def run(module: request.Module) -> None:
-    """Run one step of the transfer."""
     params = request.merge_request(module, REQUEST)
     root = params["root"]
     if module.check_mode:

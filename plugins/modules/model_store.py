@@ -71,7 +71,6 @@ REQUEST = request.HOLDER_OPTIONS
 
 
 def run(module: request.Module) -> None:
-    """End holds, or remove the store."""
     params = request.merge_request(module, REQUEST)
     root, caller = params["root"], store.Run(params["run"], params["by"], params["host"])
     try:

@@ -281,7 +281,6 @@ def begin_or_decide(params: Mapping[str, Any]) -> str:
 
 
 def run(module: request.Module) -> None:
-    """Begin, accept or restore a change, and wait for its result."""
     params = request.merge_request(module, REQUEST)
     root, host = params["root"], params["host"]
     if params["rollback"] and not params["current_releases"]:

@@ -197,7 +197,6 @@ def readme(params: Mapping[str, Any], contents: Mapping[str, Any], errors: List[
 
 
 def as_json(data: Any) -> str:
-    """Return data as indented JSON."""
     return json.dumps(data, indent=2, default=str) + "\n"
 
 
@@ -253,7 +252,6 @@ def write(path: str, raw: bytes) -> None:
 
 
 def run(module: request.Module) -> None:
-    """Collect the items, and write them into an archive without secrets."""
     params = request.merge_request(module, REQUEST)
     if module.check_mode:
         names = [item.name for item in items(params, Limits(params["timeout"], params["size"], params["lines"]))]

@@ -114,7 +114,6 @@ def export_file(params: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """Take over a file or the files of a directory, or give a file to the connecting user."""
     module = AnsibleModule(
         argument_spec={
             "state": {"type": "str", "choices": ["imported", "exported", "secured"], "required": True},

@@ -51,7 +51,6 @@ REQUEST = {**request.HOLDER_OPTIONS, "container": {"type": "dict", "required": T
 
 
 def run(module: request.Module) -> None:
-    """Stop the container."""
     params = request.merge_request(module, REQUEST)
     root, settings = params["root"], params["container"]
     if module.check_mode:

@@ -184,7 +184,6 @@ def release_change(plan: List[Item], order: Mapping[str, Any], incoming: str) ->
 
 
 def run(module: request.Module) -> None:
-    """Plan a change of the server, make it, or stop the server."""
     params = request.merge_request(module, REQUEST)
     root, host, server = params["root"], params["host"], LocalServer(params)
     try:

@@ -77,7 +77,6 @@ def requests(page: str) -> Dict[str, Dict[str, Any]]:
 
 
 def run(module: request.Module) -> None:
-    """Read the requests of each model from the metrics."""
     if module.params["address"] is None or module.params["port"] is None:
         module.fail_json(msg="triton_requests starts on the controller. Call it as npufleet.triton.triton_requests.")
     try:

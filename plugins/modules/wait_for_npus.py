@@ -59,7 +59,6 @@ REQUEST = {"host": {"type": "str", "required": True}}
 
 
 def run(module: request.Module) -> None:
-    """Wait until the cards are free. The module fails with the processes that are left."""
     params = request.merge_request(module, REQUEST)
     start = time.monotonic()
     reasons = contexts.wait_until_free(params["container"], params["timeout"], params["ignore_gone"])

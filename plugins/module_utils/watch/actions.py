@@ -163,14 +163,12 @@ class Host(Observer):
     # The container
 
     def stop(self, identity: str) -> None:
-        """Stop the container within its own stop timeout."""
         try:
             self.engine.stop(identity, self.settings.stop_timeout)
         except ContainerError as error:
             raise Failure(f"the engine could not stop the container ({error}): reboot the host") from None
 
     def start(self, identity: str) -> None:
-        """Start the container."""
         try:
             self.engine.start(identity)
         except ContainerError as error:

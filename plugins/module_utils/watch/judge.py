@@ -119,7 +119,7 @@ class Judge:
         return now - self._since.setdefault(key, now)
 
     def _faults(self, evidence: Evidence) -> List[Finding]:
-        """Return a finding for each model with NPUs that do not answer, as reported by the backend's metrics."""
+        """Return a finding for each model with NPUs that do not answer according to the metrics of the backend."""
         silent: Dict[str, List[str]] = {}
         longest = 0.0
         for labels, value in (evidence.metrics or {}).get("rbln_device_fault", []):
@@ -128,12 +128,11 @@ class Judge:
             if seconds > self._settings.fault_timeout:
                 longest = max(longest, seconds)
                 silent.setdefault(labels.get("model", ""), []).append("NPU {} of {}".format(labels.get("npu", "?"), key[3]))
-        return [
-            Finding(
-                "fault", model, "{} without an answer for {:.0f} s".format(", ".join(sorted(npus)), longest), "NPUs that answer"
-            )
-            for model, npus in sorted(silent.items())
-        ]
+        findings = []
+        for model, npus in sorted(silent.items()):
+            actual = f"{', '.join(sorted(npus))} without an answer for {longest:.0f} s"
+            findings.append(Finding("fault", model, actual, "NPUs that answer"))
+        return findings
 
     def _stubs(self, evidence: Evidence) -> List[Finding]:
         """Return a finding for each model with instances whose process is gone. Triton's health probes do not show this."""

@@ -44,8 +44,6 @@ class Watchdog(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """The settings of the probe."""
-
     host: str
     # Path of the file with the checks. Its first line has digests. The rest is the input of the check client.
     checks_file: str
