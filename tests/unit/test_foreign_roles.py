@@ -358,7 +358,8 @@ def test_no_task_has_a_secret_in_its_environment(path: Path) -> None:
     """`environment` of a task becomes a part of the command line of a shell, which every account sees."""
     whole = load(path)
     tasks = list(tasks_of_playbook(path) if whole and "hosts" in whole[0] else tasks_of(whole))
-    known = {name: str(value) for task in tasks for name, value in (task.get("vars") or {}).items()}
+    variables = [task.get("vars") or {} for task in tasks] + [load(file) for file in sorted(ROOT.glob("roles/*/vars/main.yml"))]
+    known = {name: str(value) for group in variables for name, value in group.items()}
     words = re.compile("prox|password|secret|token|credential|api_key")
     for task in tasks:
         text = str(task.get("environment", ""))
