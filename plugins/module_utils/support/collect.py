@@ -9,7 +9,7 @@ import glob
 import os
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains
@@ -24,6 +24,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker impo
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, connect
 from ansible_collections.npufleet.triton.plugins.module_utils.support import vendor
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import (
+    Headers,
     Limits,
     Missing,
     Partial,
@@ -57,12 +58,9 @@ PACKAGES = (
 )
 SYSFS = ("vendor", "device", "class", "numa_node", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
 
-# Default paths of Prometheus' files, by their names in the desired state. The bundle also has the targets and rules. Other files of
-# Prometheus can contain keys, so they are left out.
-PROMETHEUS_FILES = {
-    "config": "/etc/prometheus/prometheus.yml",
-}
-# Files with the targets of Prometheus that are read if the desired state is unknown
+# Files of Prometheus that are read if the desired state is unknown. Only the configuration, the targets and the rules are read,
+# because other files of Prometheus can contain keys.
+PROMETHEUS_CONFIG = "/etc/prometheus/prometheus.yml"
 DEFAULT_TARGETS = ("/etc/prometheus/npufleet/triton.json",)
 
 # After the time limit of an item, its thread gets this many more seconds to report that the time is over.
@@ -196,9 +194,9 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     if "monitoring" in options["concerns"]:
         port = options["prometheus_port"]
         desired = options["desired"].get("monitoring") or {}
-        files = [str(desired.get(name) or path) for name, path in PROMETHEUS_FILES.items()]
-        files += sorted(map(str, [*(desired.get("targets") or DEFAULT_TARGETS), *(desired.get("rules") or [])]))
-        yield Item("monitoring/files.json", lambda: read_files(limits, *map(glob.escape, files)))
+        lists = sorted([*(desired.get("targets") or DEFAULT_TARGETS), *(desired.get("rules") or [])])
+        files = [glob.escape(path) for path in (desired.get("config") or PROMETHEUS_CONFIG, *lists)]
+        yield Item("monitoring/files.json", lambda: read_files(limits, *files))
         yield Item("monitoring/targets.json", lambda: _http_answer("127.0.0.1", port, limits, "/api/v1/targets"))
         yield journal("prometheus")
 
@@ -235,7 +233,7 @@ def _state(name: str, desired: Mapping[str, Any]) -> Callable[[], Any]:
 
 
 def _optional(get: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that calls `get`, and returns None for a missing item."""
+    """Return a function that calls `get`, and returns None if the item is missing."""
 
     def maybe() -> Any:
         try:
@@ -281,20 +279,12 @@ def _engine(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item("sdk/rebel.json", lambda: vendor.sdk(engine, name, options["root"], limits), vendor.SDK_SECONDS)
 
 
-def _http_answer(
-    address: str,
-    port: int,
-    limits: Limits,
-    resource: str,
-    method: str = "GET",
-    headers: Optional[Mapping[str, str]] = None,
-) -> Any:
+def _http_answer(address: str, port: int, limits: Limits, resource: str, method: str = "GET", headers: Headers = None) -> Any:
     """Return the data of an HTTP response, or its text if it is not JSON."""
     budget = Budget(limits.seconds)
+    fields = {"Host": netloc(address, port), **(headers or {})}
     try:
-        body = response_body(
-            connect(address, port, budget), method, resource, limits, budget, {"Host": netloc(address, port), **(headers or {})}
-        )
+        body = response_body(connect(address, port, budget), method, resource, limits, budget, fields)
     except OSError as error:
         raise Unavailable(f"{method} {resource} at {netloc(address, port)}: {error}") from error
     try:
@@ -310,23 +300,25 @@ def _server(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     def request(resource: str, method: str = "GET") -> Callable[[], Any]:
         return lambda: _http_answer(address, port, limits, resource, method, key)
 
+    read_index = request("/v2/repository/index", "POST")
+
     def configs() -> Dict[str, Any]:
         found: Dict[str, Any] = {}
-        index = _http_answer(address, port, limits, "/v2/repository/index", "POST", key)
+        index = read_index()
         for entry in index if not shapes.mismatch(index, [{"name": str}]) else ():
             path = "/v2/models/{}/versions/{}/config".format(entry["name"], entry.get("version", 1))
             if not is_url_safe(entry["name"]):
                 found[path] = {"error": URL_UNSAFE}
                 continue
             try:
-                found[path] = _http_answer(address, port, limits, path, headers=key)
+                found[path] = request(path)()
             except Unavailable as error:
                 found[path] = {"error": str(error)}
         return found
 
     yield Item("server/ready.json", request("/v2/health/ready"))
     yield Item("server/server.json", request("/v2"))
-    yield Item("server/index.json", request("/v2/repository/index", "POST"))
+    yield Item("server/index.json", read_index)
     yield Item("server/configs.json", configs)
     yield Item("server/statistics.json", request("/v2/models/stats"))
     metrics = options.get("metrics_address") or address

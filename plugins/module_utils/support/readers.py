@@ -13,6 +13,7 @@ import socket
 import stat
 import subprocess
 import time
+from contextlib import suppress
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
@@ -23,6 +24,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.system import untr
 
 # Largest number of entries in the listing of a directory tree
 MAX_ENTRIES = 5000
+Headers = Optional[Mapping[str, str]]
 
 
 class Unavailable(Exception):
@@ -127,10 +129,8 @@ def read_file(path: str, limits: Limits) -> Any:
     except OSError as error:
         raise Unavailable(f"{path}: {error.strerror}") from None
     if path.endswith(".json"):
-        try:
+        with suppress(ValueError):
             return shapes.parse(raw)
-        except ValueError:
-            pass
     return tail(raw, limits.size)
 
 
@@ -154,7 +154,7 @@ def response_body(
     resource: str,
     limits: Limits,
     budget: Budget,
-    headers: Optional[Mapping[str, str]] = None,
+    headers: Headers = None,
 ) -> bytes:
     """Return the body of an HTTP response. A body longer than eight times the size limit is truncated after a complete line."""
     cut = 8 * limits.size

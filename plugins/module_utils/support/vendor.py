@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import urllib.parse
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -95,16 +96,9 @@ def installer_script(root: str) -> str:
         head = source.read(SCRIPT_BYTES)
     if not head.startswith(b"#!"):
         raise Unavailable(f"{path} is not a script")
-    lines: List[str] = []
-    for line in head.split(b"\n")[: -1 if len(head) == SCRIPT_BYTES else None]:
-        try:
-            text = line.decode()
-        except UnicodeDecodeError:
-            break
-        if "\0" in text:
-            break
-        lines.append(text)
-    return "\n".join(lines) + "\n"
+    # The archive begins in the first line that is not text.
+    script = re.split("[\0\ufffd]", head.decode("utf-8", "replace"), maxsplit=1)[0]
+    return script[: script.rfind("\n") + 1]
 
 
 def installer_help(root: str, limits: Limits) -> str:
