@@ -6,23 +6,17 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import questions
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.clients import SERVICES, Service
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.judge import judge, judge_error
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.packing import unpack, with_rows
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import (
-    Answer,
-    Question,
-    Request,
-    Rows,
-    triton_dtype,
-)
 
 
 class Check(NamedTuple):
     """A check of a document, with unpacked arrays."""
 
     model: str
-    inputs: Dict[str, Tuple[str, Rows]]
+    inputs: Dict[str, Tuple[str, questions.Rows]]
     expect: Dict[str, Any]
     error: Optional[Mapping[str, str]]
     responses: Optional[int]
@@ -31,17 +25,17 @@ class Check(NamedTuple):
     timeout: Optional[float]
     latency: Optional[Mapping[str, Any]] = None
 
-    def question(self, request: Request) -> Question:
+    def question(self, request: questions.Request) -> questions.Question:
         """Return the inputs and outputs of a request."""
         arrays = {name: (dtype, rows.take(request.rows)) for name, (dtype, rows) in self.inputs.items()}
-        inputs = {name: (dtype or triton_dtype(array), array) for name, (dtype, array) in arrays.items()}
+        inputs = {name: (dtype or questions.triton_dtype(array), array) for name, (dtype, array) in arrays.items()}
         # For a label, two classes are requested: if the two best classes have the same score, the label is ambiguous.
         classes = {
             name: expected.get("class_count", 2)
             for name, expected in self.expect.items()
             if {"class_count", "label"} & expected.keys()
         }
-        return Question(self.model, inputs, classes, list(self.expect) if classes else [])
+        return questions.Question(self.model, inputs, classes, list(self.expect) if classes else [])
 
 
 def unpack_check(model: str, check: Mapping[str, Any]) -> Check:
@@ -65,7 +59,7 @@ def service_of(protocol: str, document: Mapping[str, Any]) -> Service:
     return SERVICES[protocol](url, document["timeout"], server.get(kind + "_tls"), server.get("headers"))
 
 
-def judge_answer(check: Check, request: Request, answer: Answer) -> List[str]:
+def judge_answer(check: Check, request: questions.Request, answer: questions.Answer) -> List[str]:
     """Return all reasons why an answer is wrong."""
     reasons = []
     if check.error is not None and answer.error is None:

@@ -10,14 +10,8 @@ import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import encoding
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.bounds import CHANNEL, ResponseQueue, bounded
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.encoding import (
-    decode_array,
-    encode_array,
-    outputs_of,
-    pem,
-    tls_context,
-)
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import WITHOUT_JSON, of_connection, one_line, reason
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import (
     Answer,
@@ -183,7 +177,7 @@ class Http(Service):
         if timeout not in self.clients:
             options: Dict[str, Any] = {"connection_timeout": timeout, "network_timeout": timeout}
             if self.tls is not None:
-                context = tls_context(self.tls)
+                context = encoding.tls_context(self.tls)
                 insecure = bool(self.tls.get("insecure"))
                 options.update(ssl=True, ssl_context_factory=lambda *_any, **_more: context, insecure=insecure)
             self.clients[timeout] = self.client_library.InferenceServerClient(self.url, **options)
@@ -209,7 +203,7 @@ class Http(Service):
     def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
         def infer(client: Any) -> Dict[str, Output]:
             inputs, outputs = self._tensors(question)
-            return outputs_of(client.infer(question.model, inputs, question.version, outputs, **self.extra))
+            return encoding.outputs_of(client.infer(question.model, inputs, question.version, outputs, **self.extra))
 
         yield self._call_within(timeout, infer)
 
@@ -245,7 +239,7 @@ class Grpc(Service):
     def answers(self, question: Question, timeout: float) -> Iterator[Dict[str, Output]]:
         inputs, outputs = self._tensors(question)
         answer = self.client.infer(question.model, inputs, question.version, outputs, client_timeout=timeout, **self.extra)
-        yield outputs_of(answer)
+        yield encoding.outputs_of(answer)
 
     def index(self) -> List[Dict[str, Any]]:
         found = self.client.get_model_repository_index(as_json=True, client_timeout=self.timeout, **self.extra)
@@ -296,7 +290,7 @@ class Stream(Grpc):
                 response = result.get_response()
                 is_final = response.parameters["triton_final_response"].bool_param
                 if response.outputs:
-                    yield outputs_of(result)
+                    yield encoding.outputs_of(result)
                 if is_final:
                     return
         finally:
@@ -316,7 +310,7 @@ class Raw(Service):
         if self.tls is None:
             channel = self.grpc.insecure_channel(self.url, options=CHANNEL)
         else:
-            parts = [pem(self.tls.get(name)) for name in ("ca", "key", "cert")]
+            parts = [encoding.pem(self.tls.get(name)) for name in ("ca", "key", "cert")]
             channel = self.grpc.secure_channel(self.url, self.grpc.ssl_channel_credentials(*parts), options=CHANNEL)
         self.stub = stub(channel)
 
@@ -346,14 +340,14 @@ class Raw(Service):
         for output in outputs:
             if question.classes.get(output.name):
                 output.parameters["classification"].int64_param = question.classes[output.name]
-        contents = [encode_array(dtype, array) for dtype, array in question.inputs.values()]
+        contents = [encoding.encode_array(dtype, array) for dtype, array in question.inputs.values()]
         model = {"model_name": question.model, "model_version": question.version}
         response = self.call("ModelInfer", timeout, inputs=inputs, outputs=outputs, raw_input_contents=contents, **model)
         found = {}
         for number, tensor in enumerate(response.outputs):
             shape = [int(size) for size in tensor.shape]
             has_data = number < len(response.raw_output_contents)
-            array = decode_array(tensor.datatype, shape, response.raw_output_contents[number]) if has_data else None
+            array = encoding.decode_array(tensor.datatype, shape, response.raw_output_contents[number]) if has_data else None
             found[tensor.name] = Output(tensor.datatype, shape, array)
         yield found
 

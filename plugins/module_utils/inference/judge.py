@@ -8,13 +8,7 @@ import math
 from contextlib import suppress
 from typing import Any, Iterator, List, Mapping, Sequence, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import (
-    STATUS,
-    WITHOUT_JSON,
-    reason,
-    status_of,
-    timed_out,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import errors
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import (
     BYTES,
     NUMBERS,
@@ -209,25 +203,25 @@ def judge_error(error: Exception, expected: Mapping[str, Any], protocol: str) ->
     A missing status is not a reason, because some servers send errors in streams without a status.
     """
     reasons = []
-    status = "DEADLINE_EXCEEDED" if timed_out(error) else status_of(error)
+    status = "DEADLINE_EXCEEDED" if errors.timed_out(error) else errors.status_of(error)
     late = status == "DEADLINE_EXCEEDED" != expected.get("status")
     if late or _unanswered(error, protocol):
         fields = " ".join(f"{key} {entry!r}" for key, entry in sorted(expected.items()))
-        return ["{}, expected an error: {}".format("no answer in time" if late else f"no answer: {reason(error)}", fields)]
-    if "status" in expected and status and status not in (expected["status"], STATUS[expected["status"]]):
+        return ["{}, expected an error: {}".format("no answer in time" if late else f"no answer: {errors.reason(error)}", fields)]
+    if "status" in expected and status and status not in (expected["status"], errors.STATUS[expected["status"]]):
         reasons.append(f"the error's status is {status}, expected {expected['status']}")
-    if "contains" in expected and expected["contains"] not in reason(error):
-        reasons.append(f"the error is {reason(error)!r}, expected one that contains {expected['contains']!r}")
+    if "contains" in expected and expected["contains"] not in errors.reason(error):
+        reasons.append(f"the error is {errors.reason(error)!r}, expected one that contains {expected['contains']!r}")
     return reasons
 
 
 def _unanswered(error: Exception, protocol: str) -> bool:
     """Return True if the client raised the error without an answer of the server, for example after a closed connection."""
-    if timed_out(error):
+    if errors.timed_out(error):
         return False
     if protocol == "stream":
         return not callable(getattr(error, "status", None))
-    return not status_of(error) or reason(error).startswith(WITHOUT_JSON)
+    return not errors.status_of(error) or errors.reason(error).startswith(errors.WITHOUT_JSON)
 
 
 def describe(answer: Mapping[str, Output], request: Request, expect: Mapping[str, Any]) -> Result:

@@ -11,7 +11,6 @@ from typing import Any, Dict, Mapping
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.store import history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import HOLDS, Run, StoreError, read, write_json
-from ansible_collections.npufleet.triton.plugins.module_utils.store.history import read_history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move
 from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import FACTS, desired_model, read_record
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
@@ -26,7 +25,7 @@ def read_holds(root: str) -> Dict[str, Any]:
 def holds_from_history(root: str) -> Dict[str, Any]:
     """Return the holds that the history shows. Add the release and the versions from the record of each held release."""
     found = {}
-    for name, hold in history.holds(read_history(root)).items():
+    for name, hold in history.holds(history.read_history(root)).items():
         facts: Mapping[str, Any] = {}
         with suppress(StoreError):
             facts = read_record(root, name, hold["label"])

@@ -8,31 +8,23 @@ import re
 from contextlib import suppress
 from typing import Dict, List
 
-from ansible_collections.npufleet.triton.plugins.module_utils.store import history
+from ansible_collections.npufleet.triton.plugins.module_utils.store import history, releases
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import StoreError
-from ansible_collections.npufleet.triton.plugins.module_utils.store.history import read_history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import LABEL, Move, content
-from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import (
-    labels,
-    read_record,
-    release_content,
-    served_label,
-    served_names,
-)
 
 
 def rollback_target(root: str, name: str, to: str) -> str:
     """Return the label of the release that `to` names: `previous`, a label, or the first digits of a digest. Raises StoreError."""
-    present = labels(root, name)
-    current = served_label(root, name)
+    present = releases.labels(root, name)
+    current = releases.served_label(root, name)
     if current is None:
         raise StoreError(f"model {name} is not served here, and a rollback only changes served models: list it in triton_models")
     usable = {}
     for label in present:
         with suppress(StoreError):
-            usable[label] = read_record(root, name, label)
+            usable[label] = releases.read_record(root, name, label)
     if to == "previous":
-        found = history.previous(read_history(root), name, list(usable), current)
+        found = history.previous(history.read_history(root), name, list(usable), current)
         if found is None:
             raise StoreError(f"model {name}: this host has no earlier proven release of it, see playbooks/history.yml")
         return found
@@ -63,18 +55,18 @@ def rollback_moves(root: str, models: List[str], to: str) -> Dict[str, Move]:
     link_moves: Dict[str, Move] = {}
     possible = False
     reasons = []
-    for name in models or served_names(root):
+    for name in models or releases.served_names(root):
         try:
             label = rollback_target(root, name, to)
-            target = release_content(root, name, label)
+            target = releases.release_content(root, name, label)
         except StoreError as error:
             reasons.append(str(error))
             continue
         possible = True
-        current = served_label(root, name) or ""
+        current = releases.served_label(root, name) or ""
         served = ""
         with suppress(StoreError):
-            served = read_record(root, name, current)["release"]
+            served = releases.read_record(root, name, current)["release"]
         if target["release"] != served:
             link_moves[name] = {"from": current, "to": label, "what": "rollback"}
     if reasons and (models or not possible):

@@ -14,18 +14,10 @@ from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
-from ansible_collections.npufleet.triton.plugins.module_utils.store import history
+from ansible_collections.npufleet.triton.plugins.module_utils.store import history, releases
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import TRANSACTION, Run, StoreError, read, write_json
-from ansible_collections.npufleet.triton.plugins.module_utils.store.history import append_history, read_history
 from ansible_collections.npufleet.triton.plugins.module_utils.store.holds import holds_from_history, read_holds, write_holds
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move
-from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import (
-    make_release,
-    move_links,
-    read_record,
-    release_content,
-    served_label,
-)
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 
@@ -56,11 +48,11 @@ def renewal_time(opened: Mapping[str, Any]) -> float:
 
 def _moves_since_proof(root: str) -> Dict[str, Move]:
     """Return a move for each model that does not serve its last proven release."""
-    lines = read_history(root)
+    lines = history.read_history(root)
     link_moves: Dict[str, Move] = {}
     for name in sorted({line["model"] for line in lines}):
         last_proof = next(iter(history.proven_changes(lines, name)[::-1]), None)
-        current_label = served_label(root, name)
+        current_label = releases.served_label(root, name)
         if last_proof and current_label != last_proof["to"]:
             link_moves[name] = {"from": last_proof["to"], "to": current_label, "what": "deploy" if current_label else "withdraw"}
     return link_moves
@@ -97,7 +89,7 @@ def history_lines(root: str, run: Run, models: Mapping[str, Move], result: str, 
     for name, move in sorted(models.items()):
         record: Mapping[str, object] = {}
         with suppress(StoreError):
-            record = read_record(root, name, move["to"] or move["from"] or "")
+            record = releases.read_record(root, name, move["to"] or move["from"] or "")
         lines.append(
             {
                 "when": timestamp(),
@@ -126,12 +118,12 @@ def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, M
     for name, move in found["models"].items():
         # The releases that the links point to were proven. They can differ from the recorded moves, because a killed run can have
         # moved only some links.
-        current_label = served_label(root, name)
+        current_label = releases.served_label(root, name)
         if current_label == move["to"]:
             link_moves[name] = move
         elif current_label != move["from"]:
             link_moves[name] = {"from": move["from"], "to": current_label, "what": "deploy" if current_label else "withdraw"}
-    append_history(root, history_lines(root, run, link_moves, result, why or found.get("why") or ""))
+    history.append_history(root, history_lines(root, run, link_moves, result, why or found.get("why") or ""))
     os.unlink(os.path.join(root, TRANSACTION))
     return dict(found["models"])
 
@@ -149,20 +141,20 @@ def restore(root: str, run: Run, why: str) -> Dict[str, Move]:
     link_moves: Dict[str, Move] = {}
     errors = []
     for name, move in sorted(found["models"].items()):
-        label = served_label(root, name)
+        label = releases.served_label(root, name)
         try:
             to = move["from"]
             if to is not None and label != to:
-                to = make_release(root, name, release_content(root, name, to))
+                to = releases.make_release(root, name, releases.release_content(root, name, to))
         except StoreError as error:
             errors.append(str(error))
             continue
         link_moves[name] = {"from": move["from"], "to": to, "what": history.RESTORED, "failed": move["to"]}
-    append_history(root, history_lines(root, run, found["models"], "failed", why))
+    history.append_history(root, history_lines(root, run, found["models"], "failed", why))
     open_transaction(root, run, link_moves, why=why)
     write_holds(root, {**read_holds(root), **found["holds"]})
     targets = {name: move["to"] for name, move in link_moves.items()}
-    move_links(root, {name: to for name, to in targets.items() if served_label(root, name) != to or not to})
+    releases.move_links(root, {name: to for name, to in targets.items() if releases.served_label(root, name) != to or not to})
     if errors:
         raise StoreError("; ".join(errors))
     return link_moves

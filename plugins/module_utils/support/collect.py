@@ -22,21 +22,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.driver import vend
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi, contexts
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine, decode_stream
 from ansible_collections.npufleet.triton.plugins.module_utils.exchange import Budget, connect
-from ansible_collections.npufleet.triton.plugins.module_utils.support import vendor
-from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import (
-    Headers,
-    Limits,
-    Missing,
-    Partial,
-    Unavailable,
-    command,
-    describe_path,
-    list_tree,
-    read_file,
-    read_files,
-    response_body,
-    tail,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.support import readers, vendor
+from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Headers, Limits
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import URL_UNSAFE, is_url_safe, netloc
@@ -105,17 +92,17 @@ def collect(bundle: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[s
 def _read_item(item: Item, result: Dict[str, Any]) -> None:
     try:
         result.update(content=item.get(), error="")
-    except Partial as partial:
+    except readers.Partial as partial:
         result.update(content=partial.content, error=str(partial))
     except Exception as error:  # An unexpected error must not affect the other items.
-        result.update(content=None, error=str(error) if isinstance(error, (Unavailable, OSError)) else repr(error))
+        result.update(content=None, error=str(error) if isinstance(error, (readers.Unavailable, OSError)) else repr(error))
 
 
 def _device_nodes() -> str:
     paths = sorted(glob.glob("/dev/rbln*") + glob.glob("/dev/rsd*"))
     if not paths:
-        raise Unavailable("there is no /dev/rbln* and no /dev/rsd*")
-    return "".join(map(describe_path, paths))
+        raise readers.Unavailable("there is no /dev/rbln* and no /dev/rsd*")
+    return "".join(map(readers.describe_path, paths))
 
 
 def _cards() -> Dict[str, Any]:
@@ -130,7 +117,7 @@ def _cards() -> Dict[str, Any]:
         if os.path.isfile(path) and os.access(path, os.R_OK) and os.stat(path).st_mode & 0o444:
             found[path] = (read_text(path) or "").strip()
     if not found:
-        raise Unavailable("there is no card of the vendor on the bus, and its module is not loaded")
+        raise readers.Unavailable("there is no card of the vendor on the bus, and its module is not loaded")
     return found
 
 
@@ -138,22 +125,23 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     """Yield the items of a host, which depend on its concerns. `options` are the options of the module."""
 
     def run(name: str, *words: str) -> Item:
-        return Item(name, lambda: command(limits, *words))
+        return Item(name, lambda: readers.command(limits, *words))
 
     def journal(unit: str) -> Item:
         name = f"journal/{unit.rstrip('*')}.txt"
         return run(name, "journalctl", "--no-pager", "--output=short-iso", f"--lines={limits.lines}", f"--unit={unit}")
 
     yield from (Item(f"state/{name}.json", _state(name, desired)) for name, desired in options["desired"].items())
-    yield Item("host/maintenance.json", _optional(lambda: read_file(options["root"] + "/maintenance.json", limits)))
-    yield Item("host/watchdog.json", _optional(lambda: read_file(options["root"] + "/watchdog.json", limits)))
+    yield Item("host/maintenance.json", _optional(lambda: readers.read_file(options["root"] + "/maintenance.json", limits)))
+    yield Item("host/watchdog.json", _optional(lambda: readers.read_file(options["root"] + "/watchdog.json", limits)))
     # The bundle has the result of the probe, but not the checks with their golden data.
-    yield Item("host/probe.json", _optional(lambda: read_file(options["root"] + "/probe.json", limits)))
+    yield Item("host/probe.json", _optional(lambda: readers.read_file(options["root"] + "/probe.json", limits)))
     yield Item("host/system.txt", _system)
     yield run("host/uname.txt", "uname", "-a")
-    yield Item("host/kernel.json", lambda: read_files(limits, "/proc/cmdline", "/proc/uptime", "/proc/loadavg", "/proc/modules"))
+    kernel = [f"/proc/{name}" for name in ("cmdline", "uptime", "loadavg", "modules")]
+    yield Item("host/kernel.json", lambda: readers.read_files(limits, *kernel))
     yield run("host/cpu.txt", "lscpu")
-    yield Item("host/memory.txt", lambda: read_file("/proc/meminfo", limits))
+    yield Item("host/memory.txt", lambda: readers.read_file("/proc/meminfo", limits))
     yield run("host/disk.txt", "df", "--human-readable", "--print-type", "--local")
     yield run("host/inodes.txt", "df", "--inodes", "--local")
     yield Item("host/packages.txt", lambda: vendor.packages(limits, list(PACKAGES)))
@@ -163,7 +151,9 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield run("host/listening.txt", "ss", "-lnt")
     yield run("host/addresses.txt", "ip", "-brief", "address")
     yield run("kernel/journal.txt", "journalctl", "--dmesg", "--no-pager", "--output=short-iso", f"--lines={limits.lines}")
-    yield Item("kernel/ring.txt", lambda: "".join(command(limits, "dmesg", "--ctime").splitlines(keepends=True)[-limits.lines :]))
+    yield Item(
+        "kernel/ring.txt", lambda: "".join(readers.command(limits, "dmesg", "--ctime").splitlines(keepends=True)[-limits.lines :])
+    )
     if "driver" in options["concerns"]:
         tool = vendor_tool.find_tool() or vendor_tool.TOOLS[0]
         yield run("driver/tool.json", tool, "-j")
@@ -174,7 +164,7 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield run("driver/module.txt", "modinfo", MODULE)
         yield run("driver/dkms.txt", "dkms", "status")
         yield Item("driver/nodes.txt", _device_nodes)
-        yield Item("driver/cdi.yaml", _optional(lambda: read_file(cdi.SPEC, limits)))
+        yield Item("driver/cdi.yaml", _optional(lambda: readers.read_file(cdi.SPEC, limits)))
         yield Item("driver/cdi-now.yaml", _optional(lambda: vendor.cdi_spec(limits)))
         yield Item("driver/holders.json", lambda: contexts.read_use(options["container"]))
         yield Item("driver/cards.json", _cards)
@@ -185,9 +175,9 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield from map(journal, UNITS)
     if "server" in options["concerns"]:
         yield from _server(options, limits)
-        yield Item("models/store.txt", lambda: list_tree(options["root"]))
-        yield Item("models/records.json", lambda: read_files(limits, options["root"] + "/releases/*/*.json"))
-        yield Item("models/configs.json", lambda: read_files(limits, options["root"] + "/served/*/config.pbtxt"))
+        yield Item("models/store.txt", lambda: readers.list_tree(options["root"]))
+        yield Item("models/records.json", lambda: readers.read_files(limits, options["root"] + "/releases/*/*.json"))
+        yield Item("models/configs.json", lambda: readers.read_files(limits, options["root"] + "/served/*/config.pbtxt"))
     if "balancer" in options["concerns"]:
         yield from _balancer(limits, run)
         yield journal("haproxy")
@@ -196,17 +186,17 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         desired = options["desired"].get("monitoring") or {}
         lists = sorted([*(desired.get("targets") or DEFAULT_TARGETS), *(desired.get("rules") or [])])
         files = [glob.escape(path) for path in (desired.get("config") or PROMETHEUS_CONFIG, *lists)]
-        yield Item("monitoring/files.json", lambda: read_files(limits, *files))
+        yield Item("monitoring/files.json", lambda: readers.read_files(limits, *files))
         yield Item("monitoring/targets.json", lambda: _http_answer("127.0.0.1", port, limits, "/api/v1/targets"))
         yield journal("prometheus")
 
 
 def _balancer(limits: Limits, run: Callable[..., Item]) -> Iterator[Item]:
     """Yield the items of a load balancer. HAProxy's log of requests is left out: paths of requests can contain secrets."""
-    yield Item("balancer/haproxy.cfg", lambda: read_file(balancer_files.CONFIG, limits))
-    yield Item("balancer/drop-in.conf", _optional(lambda: read_file(balancer_files.DROP_IN, limits)))
-    yield Item("balancer/drains.json", _optional(lambda: read_file(f"{balancer_files.HOME}/{drains.RECORDS}", limits)))
-    yield Item("balancer/saved-state.txt", _optional(lambda: read_file(balancer_files.STATE, limits)))
+    yield Item("balancer/haproxy.cfg", lambda: readers.read_file(balancer_files.CONFIG, limits))
+    yield Item("balancer/drop-in.conf", _optional(lambda: readers.read_file(balancer_files.DROP_IN, limits)))
+    yield Item("balancer/drains.json", _optional(lambda: readers.read_file(f"{balancer_files.HOME}/{drains.RECORDS}", limits)))
+    yield Item("balancer/saved-state.txt", _optional(lambda: readers.read_file(balancer_files.STATE, limits)))
     yield run("balancer/version.txt", "haproxy", "-vv")
     for words in ("show info", "show stat", "show servers state"):
         yield Item(f"balancer/{words.replace(' ', '-')}.txt", functools.partial(Runtime(SOCKET).command, words))
@@ -217,7 +207,7 @@ def _system() -> str:
     """Return the content of /etc/os-release without read_file, which refuses links. On most systems, this file is a link."""
     found = read_text("/etc/os-release")
     if found is None:
-        raise Missing("there is no /etc/os-release")
+        raise readers.Missing("there is no /etc/os-release")
     return found
 
 
@@ -238,7 +228,7 @@ def _optional(get: Callable[[], Any]) -> Callable[[], Any]:
     def maybe() -> Any:
         try:
             return get()
-        except Missing:
+        except readers.Missing:
             return None
 
     return maybe
@@ -249,25 +239,25 @@ def _engine(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
     def raw(resource: str) -> bytes:
         try:
-            return response_body(engine.connect(), "GET", resource, limits, Budget(limits.seconds))
+            return readers.response_body(engine.connect(), "GET", resource, limits, Budget(limits.seconds))
         except OSError as error:
-            raise Unavailable(f"the engine does not answer: {error}") from error
+            raise readers.Unavailable(f"the engine does not answer: {error}") from error
 
     def request(resource: str) -> Callable[[], Any]:
         return lambda: shapes.parse(raw(resource))
 
     def log(name: str) -> Callable[[], Any]:
         resource = f"/containers/{name}/logs?stdout=1&stderr=1&timestamps=1&tail={limits.lines}"
-        return lambda: tail(decode_stream(raw(resource)), limits.size)
+        return lambda: readers.tail(decode_stream(raw(resource)), limits.size)
 
     yield Item("engine/version.json", request("/version"))
     yield Item("engine/info.json", request("/info"))
     yield Item("engine/containers.json", request("/containers/json?all=1"))
     yield Item("engine/images.json", request("/images/json"))
-    yield Item("engine/daemon.json", lambda: read_file(DAEMON_JSON, limits))
-    yield Item("engine/login.json", _optional(lambda: read_file("/root/.docker/config.json", limits)))
+    yield Item("engine/daemon.json", lambda: readers.read_file(DAEMON_JSON, limits))
+    yield Item("engine/login.json", _optional(lambda: readers.read_file("/root/.docker/config.json", limits)))
     units = [f"/etc/systemd/system/{unit}{end}" for unit in UNITS for end in (".service", ".service.d/*.conf", ".timer")]
-    yield Item("engine/units.json", lambda: read_files(limits, *units))
+    yield Item("engine/units.json", lambda: readers.read_files(limits, *units))
     name = options["container"]
     yield Item(f"container/{name}.json", request(f"/containers/{name}/json"))
     yield Item(f"container/{name}-log.txt", log(name))
@@ -284,13 +274,13 @@ def _http_answer(address: str, port: int, limits: Limits, resource: str, method:
     budget = Budget(limits.seconds)
     fields = {"Host": netloc(address, port), **(headers or {})}
     try:
-        body = response_body(connect(address, port, budget), method, resource, limits, budget, fields)
+        body = readers.response_body(connect(address, port, budget), method, resource, limits, budget, fields)
     except OSError as error:
-        raise Unavailable(f"{method} {resource} at {netloc(address, port)}: {error}") from error
+        raise readers.Unavailable(f"{method} {resource} at {netloc(address, port)}: {error}") from error
     try:
         return shapes.parse(body) if body.strip() else {"status": 200}
     except ValueError:
-        return tail(body, limits.size)
+        return readers.tail(body, limits.size)
 
 
 def _server(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
@@ -312,7 +302,7 @@ def _server(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
                 continue
             try:
                 found[path] = request(path)()
-            except Unavailable as error:
+            except readers.Unavailable as error:
                 found[path] = {"error": str(error)}
         return found
 

@@ -16,15 +16,8 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import cdi
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
-from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import (
-    Limits,
-    Missing,
-    Partial,
-    Unavailable,
-    command,
-    complete_or_length,
-    tail,
-)
+from ansible_collections.npufleet.triton.plugins.module_utils.support import readers
+from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits
 
 # Largest size in bytes of the script at the beginning of an installer. A binary archive follows the script.
 SCRIPT_BYTES = 1 << 16
@@ -85,7 +78,7 @@ def installer(root: str) -> str:
     """Return the path of the newest installer on this host. Raises Missing if there is no installer."""
     found = sorted(glob.glob(os.path.join(root, "packages", "*.run")), key=os.path.getmtime)
     if not found:
-        raise Missing("the host has no installer of the driver")
+        raise readers.Missing("the host has no installer of the driver")
     return found[-1]
 
 
@@ -95,7 +88,7 @@ def installer_script(root: str) -> str:
     with open(path, "rb") as source:
         head = source.read(SCRIPT_BYTES)
     if not head.startswith(b"#!"):
-        raise Unavailable(f"{path} is not a script")
+        raise readers.Unavailable(f"{path} is not a script")
     # The archive begins in the first line that is not text.
     script = re.split("[\0\ufffd]", head.decode("utf-8", "replace"), maxsplit=1)[0]
     return script[: script.rfind("\n") + 1]
@@ -104,14 +97,14 @@ def installer_script(root: str) -> str:
 def installer_help(root: str, limits: Limits) -> str:
     """Return the output of an installer with --help."""
     installer_script(root)  # raises Unavailable for an installer that is not a script
-    return command(limits, *READ_ONLY, "/bin/sh", installer(root), "--help")
+    return readers.command(limits, *READ_ONLY, "/bin/sh", installer(root), "--help")
 
 
 def cdi_spec(limits: Limits) -> str:
     """Return the CDI spec that the vendor's toolkit would write now. Raises Missing if the toolkit is not installed."""
     if not os.path.exists(cdi.TOOLKIT):
-        raise Missing("the host has no container toolkit")
-    return command(limits, *cdi.GENERATE_COMMAND, "-")
+        raise readers.Missing("the host has no container toolkit")
+    return readers.command(limits, *cdi.GENERATE_COMMAND, "-")
 
 
 def packages(limits: Limits, patterns: List[str]) -> str:
@@ -119,8 +112,8 @@ def packages(limits: Limits, patterns: List[str]) -> str:
     if os.path.exists("/var/lib/dpkg/status"):
         form = "--showformat=${db:Status-Abbrev} ${binary:Package} ${Version}\n"
         # The exit code is 1 if a pattern matches nothing.
-        return command(limits, "dpkg-query", "--show", form, *patterns, accept=(0, 1))
-    return command(limits, "rpm", "--query", "--all", "--queryformat=%{NAME} %{VERSION}-%{RELEASE} %{ARCH}\n", *patterns)
+        return readers.command(limits, "dpkg-query", "--show", form, *patterns, accept=(0, 1))
+    return readers.command(limits, "rpm", "--query", "--all", "--queryformat=%{NAME} %{VERSION}-%{RELEASE} %{ARCH}\n", *patterns)
 
 
 def sdk(engine: Engine, container: str, root: str, limits: Limits) -> Dict[str, Any]:
@@ -132,18 +125,18 @@ def sdk(engine: Engine, container: str, root: str, limits: Limits) -> Dict[str, 
     try:
         running = engine.get(f"/containers/{name}/json")
         if running is None:
-            raise Unavailable(f"the container {container} is missing, expected to read the SDK from its image")
+            raise readers.Unavailable(f"the container {container} is missing, expected to read the SDK from its image")
         code, output = engine.run(NAME, _container(running, container, _smallest_compiled(root)), SDK_SECONDS)
     except OSError as error:
-        raise Unavailable(f"the SDK could not be run: {error}") from error
+        raise readers.Unavailable(f"the SDK could not be run: {error}") from error
     last_line = output.strip().rpartition("\n")[2]
     try:
         report: Dict[str, Any] = shapes.parse_as(last_line, {})
     except ValueError:
-        reason = f"the SDK's container ended with {code}: {complete_or_length(last_line)}"
-        raise Partial(tail(output.encode(), limits.size) or None, reason) from None
+        reason = f"the SDK's container ended with {code}: {readers.complete_or_length(last_line)}"
+        raise readers.Partial(readers.tail(output.encode(), limits.size) or None, reason) from None
     if "error" in report:
-        raise Partial(report, "the SDK failed: {}".format(complete_or_length(str(report["error"]))))
+        raise readers.Partial(report, "the SDK failed: {}".format(readers.complete_or_length(str(report["error"]))))
     return report
 
 
