@@ -196,11 +196,8 @@ def complete(config: Any, record: Mapping[str, Any]) -> Iterator[Tuple[str, str,
             yield side[:-1], "missing", expected
         else:
             for entry in compiled:
-                tensor = tensors.add()
-                tensor.name = entry["name"]
-                types = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name
-                tensor.data_type = types[DTYPES[entry["dtype"]]].number
-                tensor.dims.extend(entry["shape"][1:] if omits_batch else entry["shape"])
+                dims = entry["shape"][1:] if omits_batch else entry["shape"]
+                tensors.add(name=entry["name"], data_type=DTYPES[entry["dtype"]], dims=dims)
     if batched and sizes:
         configured = config.parameters["batches"].string_value
         if configured and configured.replace(" ", "") != _listed(sizes):

@@ -48,9 +48,9 @@ def _warm_ups(model: Model) -> Iterator[Finding]:
         if 0 < config.max_batch_size < sample.batch_size:
             expected = f"at most {config.max_batch_size}, the max_batch_size"
             yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected)
-        if config.max_batch_size == 0 and sample.batch_size > 1:
-            expected = "1 with max_batch_size 0"
-            yield model.error(rule, f"{field}.batch_size", str(sample.batch_size), expected, "Correct it", effects.CRASHES)
+        elif config.max_batch_size == 0 and sample.batch_size > 1:
+            actual, expected = str(sample.batch_size), "1 with max_batch_size 0"
+            yield model.error(rule, f"{field}.batch_size", actual, expected, triton=effects.CRASHES)
         missing = [name for name, tensor in inputs.items() if not tensor.optional and name not in sample.inputs]
         if missing:
             actual, expected = f"without {listed(missing)}", "data for every input that is not optional"
