@@ -66,8 +66,8 @@ class Sender:
         self.incoming = str(action._task.args.get("incoming") or variables["npufleet_incoming"])
         self.cache = os.path.join(variables["npufleet_cache"], "blobs")
         self.from_controller = variables["model_repository_fetch"] == "controller"
-        # {digest: partial file} of the blobs that this process fetches
-        self.fetching: Dict[str, str] = {}
+        # Paths in the cache of the blobs that this process fetches
+        self.fetching: List[str] = []
         # {digest: bytes} that were on the host before this run
         self.arrived: Dict[str, int] = {}
         # Total size of the blobs that the host itself fetches, as reported by the host
@@ -256,10 +256,10 @@ class Sender:
                 files[digest] = push["file"]
             elif push.get("bundle") and os.path.isdir(push["bundle"]):
                 files[digest] = os.path.join(push["bundle"], "blobs", "sha256", digest)
-            elif os.path.isfile(cached):
-                files[digest] = cached
             else:
-                absent[digest] = push
+                files[digest] = cached
+                if not os.path.isfile(cached):
+                    absent[digest] = push
         if absent:
             os.makedirs(self.cache, mode=0o700, exist_ok=True)
             partial = {digest: _size_of(os.path.join(self.cache, digest + ".partial")) for digest in absent}
@@ -268,15 +268,14 @@ class Sender:
             if reason:
                 raise StoreError(reason)
             total = sum(filter(None, sizes.values())) if all(sizes.values()) else None
-            files.update(self._watch(lambda: self._fetch(absent), self._fetched, total, sum(partial.values())))
+            self._watch(lambda: self._fetch(absent), self._fetched, total, sum(partial.values()))
         return files
 
-    def _fetch(self, absent: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
-        """Fetch blobs into the cache, and return {digest: file}. Raises StoreError."""
+    def _fetch(self, absent: Mapping[str, Mapping[str, Any]]) -> None:
+        """Fetch blobs into the cache. Raises StoreError."""
         options, secrets = preflight_inputs.fetch_options(self.variables, self.from_controller)
-        files = {}
         for digest, entry in sorted(absent.items()):
-            files[digest] = path = os.path.join(self.cache, digest)
+            path = os.path.join(self.cache, digest)
             partial, lock = path + ".partial", path + ".lock"
             with open(lock, "w", encoding="utf-8") as lock_file:
                 fcntl.flock(lock_file, fcntl.LOCK_EX)
@@ -284,7 +283,7 @@ class Sender:
                     if os.path.exists(lock):
                         os.unlink(lock)
                     continue
-                self.fetching[digest] = partial
+                self.fetching.append(path)
                 try:
                     download.fetch(entry, digest, partial, options, secrets)
                 except (download.SourceError, OSError) as error:
@@ -299,12 +298,10 @@ class Sender:
                 os.chmod(partial, 0o644)
                 os.replace(partial, path)
                 os.unlink(lock)
-        return files
 
     def _fetched(self) -> Optional[int]:
         """Return the bytes that this process has fetched, or None before the first fetch."""
-        partials = self.fetching.values()
-        return sum(max(_size_of(path), _size_of(path[: -len(".partial")])) for path in partials) if partials else None
+        return sum(_size_of(path) or _size_of(path + ".partial") for path in self.fetching) if self.fetching else None
 
     def _arrived(self, digests: Mapping[str, Any]) -> int:
         """Return the bytes of these blobs that were on the host before this run."""
