@@ -29,7 +29,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.tree import
 
 # Files of this size or more, and all compiled files, are blobs: a host stores each blob once, and releases link to it.
 BLOB_BYTES = 1 << 20
-# The most requests that wait in the batcher of a model. Triton refuses further requests, because they would fill the memory.
+# The largest number of requests that wait in the batcher of a model. Triton refuses further requests, which would fill the memory.
 MAX_QUEUE = 256
 # The values that each `profile` in `triton_models` sets for a rbln model: its instances on each NPU, and the microseconds that its
 # batcher waits for a full batch. While one instance computes on the NPU, the other instance assembles the next batch.
@@ -103,8 +103,8 @@ def read_model(entry: Mapping[str, Any], variables: Mapping[str, Any]) -> Source
     artefact = _artefact(name, artefacts, variables)
     cache = os.path.join(variables["npufleet_cache"], "digests") if variables.get("npufleet_cache") else ""
     files, contents, origins = _files(directory, walked.files, cache)
-    table = {key: element["sha256"] for key, element in artefacts.items()}
-    source_digest = tree_digest({path: file["sha256"] for path, file in files.items()}, table)
+    artefact_digests = {key: element["sha256"] for key, element in artefacts.items()}
+    source_digest = tree_digest({path: file["sha256"] for path, file in files.items()}, artefact_digests)
     if artefact:
         path = artefact.get("path", "1/model.rbln")
         conflicts = [file for file in files if file.startswith(path + "/") or path.startswith(file + "/")]
@@ -352,8 +352,8 @@ def lint_and_render(
             if not errors and not reasons(model_source.findings):
                 by_name[name] = result
     unread = [entry["name"] for entry in placed if entry["name"] not in read_models]
-    shared = ensemble.check(read_models, unread)
-    return by_name, findings + [finding for finding in shared if not only or finding.model in only], other_errors
+    step_findings = ensemble.check(read_models, unread)
+    return by_name, findings + [finding for finding in step_findings if not only or finding.model in only], other_errors
 
 
 def to_release(manifest: Manifest) -> Dict[str, Any]:

@@ -77,8 +77,8 @@ def lint(repositories: Sequence[str], only: Sequence[str] = (), row: Optional[Ro
                 model_findings += _without_config(name, directory, row)
             findings += model_findings if not only or name in only else []
     refused = {finding.model for finding in findings if finding.severity == ERROR and finding.triton}
-    together = ensemble.check(models, [name for name in by_name if name not in models], refused)
-    findings += [finding for finding in together if not only or finding.model in only]
+    step_findings = ensemble.check(models, [name for name in by_name if name not in models], refused)
+    findings += [finding for finding in step_findings if not only or finding.model in only]
     return Linted(models, findings)
 
 
