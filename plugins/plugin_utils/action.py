@@ -160,10 +160,7 @@ class FleetAction(ActionBase):
         task_vars: Mapping[str, Any],
         request: Optional[Mapping[str, Any]] = None,
     ) -> Dict[str, Any]:
-        """Call a module on the host with `arguments` as options and with a request. Return the sanitized result.
-
-        Raises Refusal if the options do not match the module.
-        """
+        """Call a module on the host with options and a request. Return the sanitized result. Raises Refusal for wrong options."""
         host = task_vars["inventory_hostname"]
         options = {**arguments, module_request.NAME: dict(request)} if request is not None else dict(arguments)
         try:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The desired container of the server as a Compose file.
 
-The file has the same options as the desired container, and a health check. Values that can be secret are not in the file, but in
-`.env` in the same directory. Compose reads `.env` by default.
+The file has the options of the desired container, and a health check. Values that can be secret are in `.env` in the same
+directory, which Compose reads by default.
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ def compose_file(
 ) -> Dict[str, str]:
     """Return {"file", "env"}: the texts of the Compose file and of .env. `env` is empty if no value is secret. Raises Refusal.
 
-    `desired` is the desired state of the concern `server`. `sealed` is the same state with digests instead of secrets. `actual` is
-    the actual state of the concern. `health` has the `start_period` in seconds, and in `restricted` the APIs
-    that require a key.
+    `desired` and `actual` are states of the concern `server`. `sealed` is the desired state with digests instead of secrets.
+    `health` has the `start_period` in seconds, and in `restricted` the APIs that require a key.
     """
     container = dict(desired["container"])
     reasons = _reasons(container, actual, host)

@@ -47,10 +47,7 @@ DEFAULT_PROPAGATION = ("", "rprivate")
 def differences(
     inspect: Mapping[str, Any], image: Mapping[str, Any], default_runtime: str, excluded: Collection[str]
 ) -> Iterator[Tuple[str, Any]]:
-    """Yield the name and value of each option that a plain `docker run` of the image would not set.
-
-    The options in `excluded` are left out, because the caller translates or reports them.
-    """
+    """Yield (name, value) of each option that a plain `docker run` of the image would not set, without those in `excluded`."""
     host, config, base = inspect["HostConfig"], inspect["Config"], image.get("Config") or {}
     for key in sorted(set(host) - set(excluded) - set(TERMINAL_OPTIONS)):
         if not _plain(key, host[key], default_runtime, bool(host.get("Privileged"))):

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inference request with which a load balancer checks its servers.
 
-If the inventory does not set this request, the load balancer gets the first request of the check files that can be sent
-over HTTP as JSON.
+By default, it is the first request of the check files that can be sent over HTTP as JSON.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The validation of check files, which contain the requests to each model and the expected responses.
-
-If files have errors, the run is refused with all these errors before any request is sent.
-"""
+"""The validation of check files, which contain the requests to each model and the expected responses."""
 
 from __future__ import annotations
 

@@ -56,10 +56,7 @@ def directories(variables: Mapping[str, Any]) -> Tuple[List[str], List[str]]:
 
 
 def with_pem(server: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the description of a server with the contents of its TLS files, not their paths, and without unset values.
-
-    Raises Refusal.
-    """
+    """Return the set options of a server, with the contents of its TLS files instead of their paths. Raises Refusal."""
     result = {name: value for name, value in server.items() if value is not None}
     reasons: List[str] = []
     for kind in TLS_OPTIONS:

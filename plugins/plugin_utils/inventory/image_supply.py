@@ -140,10 +140,7 @@ def _names_a_source(option: str) -> bool:
 
 
 def login_file(address: str, user: str, password: str, python: str) -> str:
-    """Return the text of a netrc file with the login to an index, for pip of a Python version.
-
-    Raises ValueError if netrc cannot express the login.
-    """
+    """Return a netrc file with the login to an index, for pip of this Python version. Raises ValueError if that is impossible."""
     flaw = login_flaw(user, password, python)
     if flaw:
         raise ValueError(f"the login to {address} cannot be written for pip: {flaw}")

@@ -194,8 +194,7 @@ def refusals(
 def clock(actual: float, before: float, after: float, max_skew: int) -> List[str]:
     """Return [the reason] if the clocks of host and controller differ by more than `max_skew` seconds, else [].
 
-    `before` and `after` are the controller's times before and after the query. A time of the host between these times counts as
-    right.
+    `before` and `after` are the controller's times before and after the query. Any time between them counts as right.
     """
     difference = max(actual - after, 0.0) + min(actual - before, 0.0)
     if abs(difference) <= max_skew:

@@ -1,9 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptions of the changes that another release row causes on a host. A run shows them before it changes anything.
-
-Preflight decides whether the change is possible.
-"""
+"""Descriptions of the changes that another release row causes on a host. Preflight decides whether the change is possible."""
 
 from __future__ import annotations
 
@@ -56,7 +53,12 @@ def row_changes(old: Optional[Release], new: Release) -> Iterator[str]:
         parts = ", ".join(f"{name} {value}" for name, value in _facts(new.row).items())
         yield f"{'release ' + old.name if old else 'unknown release'} to {new.name}: {parts}"
     elif old.name != new.name:
-        yield f"release {old.name} to {new.name}: {', '.join(_steps(old.row, new.row))}"
+        previous = _facts(old.row)
+        steps = [
+            f"{name} {value} as before" if previous[name] == value else f"{name} {previous[name]} to {value}"
+            for name, value in _facts(new.row).items()
+        ]
+        yield f"release {old.name} to {new.name}: {', '.join(steps)}"
         yield from _support(old.row, new)
         yield from _behaviour(old.row, new.row)
     yield from _bulletins(old.row if old else {}, new)
@@ -73,14 +75,6 @@ def _facts(row: Row) -> Dict[str, str]:
         "tritonclient": triton["tritonclient"],
         "base image": triton["image"],
     }
-
-
-def _steps(old: Row, new: Row) -> List[str]:
-    previous = _facts(old)
-    return [
-        f"{name} {value} as before" if previous[name] == value else f"{name} {previous[name]} to {value}"
-        for name, value in _facts(new).items()
-    ]
 
 
 def _support(old: Row, new: Release) -> Iterator[str]:

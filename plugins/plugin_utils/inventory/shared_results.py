@@ -51,8 +51,7 @@ def shared_result(
 ) -> Result:
     """Return `compute(variables)`, computed once for all hosts of a task that have equal variables.
 
-    Two hosts share the result `name` if `inputs` and all variables that `compute` has read are equal for both. Exceptions are not
-    stored.
+    Two hosts share the result `name` if `inputs` and all variables that `compute` has read are equal. Exceptions are not stored.
     """
     prefix = getattr(variables, "results_prefix", "")
     if not prefix:

@@ -18,9 +18,8 @@ Tags = FrozenSet[str]
 def errors(playbook: Any) -> List[str]:
     """Return [the error] of the tags of the command line, or [].
 
-    Tasks with the tag `always` run with any tags, so they do not count as steps here. If every task has the tag `always`, any tags
-    are accepted. Any tags are also accepted if the playbook has tasks of another project, because these tasks can include files
-    with more tags.
+    Tasks with the tag `always` run with any tags, so they are no steps here. A playbook without steps accepts any tags. A playbook
+    with tasks of another project also accepts any tags, because these tasks can include files with more tags.
     """
     requested, skipped = _option("tags"), _option("skip_tags")
     if requested <= {"all"} and not skipped:

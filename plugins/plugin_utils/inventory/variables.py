@@ -86,8 +86,7 @@ def collect_desired(
 ) -> Tuple[Dict[str, Any], Dict[str, Manifest], List[str]]:
     """Return (desired state by concern, manifests by model, reasons). A concern whose state cannot be computed is absent.
 
-    If `proof` is true, the state is for the proof of a change. If `seal` is true, digests replace secrets (secret.py). Raises
-    Refusal if variables that all concerns need are wrong.
+    If `proof` is true, the state is for the proof of a change. If `seal` is true, digests replace secrets. Raises Refusal.
     """
     validate(variables, concerns)
     states: Dict[str, Any] = {}

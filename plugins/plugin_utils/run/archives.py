@@ -1,9 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The reader of archives that hosts made. It limits their size and their number of files.
-
-The reader accepts only regular files, and unpacks nothing to the disk.
-"""
+"""The reader of archives from hosts. It limits their size, accepts only regular files, and unpacks nothing to the disk."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of text from hosts to data that can be shown, written or used as a name.
 
-A host can send any text. So only the functions of this module may turn text from a host into a template, a path or a line of a
-file.
+A host can send any text. Only this module may turn such a text into a template, a path or a line of a file.
 """
 
 from __future__ import annotations

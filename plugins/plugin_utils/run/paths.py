@@ -28,10 +28,7 @@ def files_of(directory: str) -> Dict[str, bytes]:
 
 
 def yaml_of(path: str) -> Any:
-    """Return the content of a YAML file.
-
-    Raises OSError, UnicodeDecodeError or yaml.YAMLError if the file is invalid or too large.
-    """
+    """Return the content of a YAML file. Raises OSError, UnicodeDecodeError, or yaml.YAMLError if it is invalid or too large."""
     with open(path, "rb") as source:
         content = source.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:

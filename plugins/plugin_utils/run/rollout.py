@@ -1,9 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The batches of a rollout, their announcement, and the file with the durations of previous changes.
-
-This module runs only on the controller and imports nothing of ansible-core.
-"""
+"""The batches of a rollout, their announcement, and the file with the durations of previous changes."""
 
 from __future__ import annotations
 
@@ -75,10 +72,7 @@ def _size(entry: Any) -> Optional[Size]:
 
 
 def common_serial(values: Mapping[str, Sequence[Size]]) -> List[Size]:
-    """Return the batch sizes of a rollout, which must be equal for all hosts. If there are no hosts, return ["100%"].
-
-    `values` is {host: sizes}. Raises Refusal if hosts have different sizes.
-    """
+    """Return the batch sizes of all hosts ({host: sizes}), or ["100%"] if there are no hosts. Raises Refusal if they differ."""
     hosts: Dict[str, List[str]] = {}
     for host, value in values.items():
         hosts.setdefault(json.dumps(list(value)), []).append(host)
