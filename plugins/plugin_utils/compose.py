@@ -20,7 +20,6 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.container 
 SERVICE = "triton"
 # The prefix of the names of values in .env
 PREFIX = "NPUFLEET_VALUE_"
-# The form of an image ID
 IMAGE_ID = re.compile("sha256:[0-9a-f]{64}")
 # Compose 1.29 and 2 read these characters differently in the quotes of an .env file.
 AMBIGUOUS = re.compile(r"['\\\r\n]|\$\{")

@@ -51,7 +51,6 @@ MAX_VALUE_LENGTH = 200
 SET_BY_SHELL = ("PWD", "OLDPWD", "SHLVL", "_", "TERM", "HOME", "HOSTNAME", "LS_COLORS", "LINES", "COLUMNS", "LESSOPEN", "LESSCLOSE")
 # The start of the path of a file in a version directory, such as `1/`
 VERSION_DIR = re.compile("(0|[1-9][0-9]{0,17})/")
-# The name of a variable of an environment
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 # A name that the engine has generated, such as quirky_bell
 GENERATED_NAME = re.compile(r"(?!.*triton)[a-z]+_[a-z]+\d?")

@@ -216,10 +216,6 @@ PORT = number(1, 65535)
 # At most one day
 SECONDS_OR_0, SECONDS = number(0, DAY), number(1, DAY)
 LABEL = name(r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -", 60)
-NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-# The name of a systemd unit becomes a file name, and a directive becomes a line of its file.
-UNIT = name(r"[A-Za-z0-9:_.@-]+\.[a-z]+", "the name of a systemd unit, such as docker.service")
-SYSTEMD_DIRECTIVE = name(r"[A-Za-z]+", "a directive of systemd", 64)
 GIB = number(0, 1 << 20)
 # The file names of reports and results contain the name of their host.
 HOST_NAME = name(r"[^/\\]+", "a name without slashes and control characters")
@@ -237,7 +233,7 @@ def _are_daemon_options(options: Mapping[str, Any]) -> bool:
 BOUNDS: Dict[str, Bound] = {
     **dict.fromkeys(("rbln_release", "npufleet_extra_releases{}", "npufleet_release_rows{}"), LABEL),
     "npufleet_npus": number(1, MAX_NPUS),
-    "npufleet_card": name(NAME_PATTERN, "letters, digits and . _ -", 60),
+    "npufleet_card": name(r"[A-Za-z0-9][A-Za-z0-9._-]*", "letters, digits and . _ -", 60),
     "triton_models[].name": name(NAME.pattern, "the name of a directory, without control characters,")._replace(
         next_step="Give the model a shorter or plainer name"
     ),
@@ -289,8 +285,9 @@ BOUNDS: Dict[str, Bound] = {
         "an entry as site.yml writes it", lambda entry: not lock_file.entry_error(entry), "Restore the lock file as it was reviewed"
     ),
     "npufleet_proxy_text": text(MAX_TEXT, lines=True, secret=True),
-    "docker_engine_unit_limits{}": UNIT,
-    "docker_engine_unit_limits[*]{}": SYSTEMD_DIRECTIVE,
+    # The name of a systemd unit becomes a file name, and a directive becomes a line of its file.
+    "docker_engine_unit_limits{}": name(r"[A-Za-z0-9:_.@-]+\.[a-z]+", "the name of a systemd unit, such as docker.service"),
+    "docker_engine_unit_limits[*]{}": name(r"[A-Za-z]+", "a directive of systemd", 64),
     "docker_engine_daemon_options": Bound(
         "data-root and exec-root as directories that only the engine uses",
         _are_daemon_options,

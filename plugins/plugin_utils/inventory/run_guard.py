@@ -32,7 +32,6 @@ PLAYBOOK_GROUPS = (
 )
 # Files of the collection whose tasks set variables
 TASK_FILES = ("playbooks/*.yml", "playbooks/*/*.yml", "roles/*/tasks/*.yml")
-ROLE_VARIABLES = "roles/*/vars/main.yml"
 TASK_SECTIONS = ("tasks", "pre_tasks", "post_tasks", "handlers", "block", "rescue", "always")
 # Ansible's variables that describe a failure
 FAILURE_VARIABLES = ("ansible_failed_result", "ansible_failed_task")
@@ -61,7 +60,7 @@ def playbook_variables() -> FrozenSet[str]:
         names.update(entry.get("vars") or {})
         loop = entry.get("loop_control") or {}
         names.update(loop[key] for key in ("loop_var", "index_var") if key in loop)
-    for path in glob.glob(os.path.join(COLLECTION, ROLE_VARIABLES)):
+    for path in glob.glob(os.path.join(COLLECTION, "roles/*/vars/main.yml")):
         names.update(own_yaml(path) or {})
     return frozenset(names - set(ALSO_SET_BY_USERS))
 
