@@ -36,9 +36,8 @@ options:
   kind:
     description:
       - Kind of the owner of a drain. The order from low to high is V(rollout), V(maintenance), V(operator).
-      - O(state=ready) undrains a server if the kind of its drain is the same or lower. If the kind is higher, the server stays
-        drained, and RV(kept) is true.
-      - O(state=drained) takes over a drain of the same or a lower kind. A drain of a higher kind keeps its owner.
+      - O(state=ready) undrains a server if the kind of its drain is the same or lower. O(state=drained) takes over such a drain.
+      - A drain of a higher kind keeps its owner. The server then stays drained, and RV(kept) is true.
       - A server that was drained directly on the runtime socket of HAProxy has no record, and counts as drained by an operator.
     type: str
     choices: [rollout, maintenance, operator]
@@ -63,8 +62,8 @@ options:
     default: 0
   close:
     description:
-      - Close the requests and streams that are in flight after O(wait) seconds. Without this option, a bidirectional stream stays
-        in flight as long as its client keeps it open.
+      - Close the requests and streams that are in flight after O(wait) seconds. Otherwise, a bidirectional stream stays in flight
+        as long as its client keeps it open.
     type: bool
     default: false
   allow_outage:

@@ -14,8 +14,7 @@ description:
     other run can take over a live lease.
   - If a run ended without releasing the lease, the watchdog or the next boot of the host restores the previous state. A run that
     needs the host earlier takes over the lease, and restores a container whose replacement was interrupted.
-  - The module also installs the library, which is the Python code of the modules on the host, and a systemd unit, which runs the
-    library at boot.
+  - The module also installs the library (the code of the modules on the host), and a systemd unit that runs the library at boot.
   - If the host is in maintenance, the task fails.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)

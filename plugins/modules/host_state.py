@@ -50,13 +50,11 @@ options:
     type: bool
     default: false
   rollback:
-    description:
-      - Also return RV(moves), the models that a rollback would change, and RV(refusals), the reasons against the rollback.
-      - Without O(rollback.models), the rollback covers every served model that has the release of O(rollback.to).
+    description: Also return RV(moves), the models that a rollback would change, and RV(refusals), the reasons against it.
     type: dict
     suboptions:
       models:
-        description: Names of the models.
+        description: Names of the models. Default is every served model that has the release of O(rollback.to).
         type: list
         elements: str
         default: []

@@ -91,8 +91,7 @@ options:
     type: bool
     default: true
   keep:
-    description:
-      - Send no request. Instead, write the checks with their data for the probe into a file on the host that only root can read.
+    description: Send no request. Write the checks with their data for the probe into a file on the host that only root can read.
     type: dict
     suboptions:
       path:
@@ -268,14 +267,6 @@ OPTIONS: Dict[str, Any] = {
                     "key": {"type": "str", "no_log": True},
                 },
             },
-            "grpc_tls": {
-                "type": "dict",
-                "options": {
-                    "ca": {"type": "str", "required": True},
-                    "cert": {"type": "str"},
-                    "key": {"type": "str", "no_log": True},
-                },
-            },
             "headers": {"type": "dict", "no_log": True},
         },
         "apply_defaults": True,
@@ -292,6 +283,7 @@ OPTIONS: Dict[str, Any] = {
     "golden_dir": {"type": "list", "elements": "path", "default": []},
     "results_dir": {"type": "path"},
 }
+OPTIONS["server"]["options"]["grpc_tls"] = OPTIONS["server"]["options"]["http_tls"]
 REQUEST: Dict[str, Any] = {
     # The program of the client, a Python archive in Base64
     "program": {"type": "str", "required": True},

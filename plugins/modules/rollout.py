@@ -10,8 +10,6 @@ short_description: Announce a rollout, and end the change of a host
 description:
   - Announces the hosts of each batch, their changes, the size of the model files that they lack, and the duration of the last
     rollout. The plans and sizes come from the results of M(npufleet.triton.host_state) in the variable C(npufleet_state).
-  - For a rollout of more than 20 hosts, the announcement names only the first and the last host of each batch, and the size
-    of the batch.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -22,15 +20,15 @@ options:
         hosts. If this variable is V(confirm), an operator has to confirm the second batch in a terminal. Without a terminal, such
         a rollout fails at its first batch.
       - V(ended) ends the change of a host, which began at the time in the variable C(npufleet_began). Run it for each host of the
-        batch. It records the duration and the batch. O(output_dir) keeps at most 100 records of rollouts in C(rollouts).
+        batch. It records the duration and the batch. At most 100 records are kept.
       - V(listed) returns the last five rollouts.
     type: str
     choices: [begun, ended, listed]
     default: begun
   output_dir:
     description:
-      - Directory on the controller for the durations (C(durations.json)) and the records. If more than 20 hosts change, their names
-        are in C(rollout.txt).
+      - Directory on the controller for the durations (C(durations.json)) and the records of rollouts (C(rollouts)).
+      - For more than 20 hosts, the announcement names only some hosts of each batch, and C(rollout.txt) has all names.
     type: path
     required: true
   serial:
@@ -46,8 +44,8 @@ options:
     default: false
   failed:
     description:
-      - With O(state=ended), the reason why the host is not in sync. If the reason is not empty, the task releases the lease if
-        O(release) is true, and then fails, so that no further batch starts.
+      - With O(state=ended), the reason why the host is not in sync. With a reason, the task fails after it has released the lease,
+        so that no further batch starts.
     type: str
     default: ""
   lost:

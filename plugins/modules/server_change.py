@@ -30,8 +30,7 @@ options:
   state:
     description:
       - V(changed) makes the change and proves it.
-      - V(accepted) accepts a proven change that waits for acceptance. The task fails if the host has already restored the
-        previous state.
+      - V(accepted) accepts a proven change that waits for acceptance. The task fails if the previous state has been restored.
       - V(restored) only restores the previous state, for the reason O(why). The task always fails, because the change has failed.
     type: str
     choices: [changed, accepted, restored]
@@ -72,8 +71,7 @@ options:
         type: str
         default: ""
   current_releases:
-    description:
-      - Serve the releases that the links in C(served/) point to, not the models of the inventory. O(rollback) requires this option.
+    description: Serve the releases that the links in C(served/) point to, not those of the inventory. O(rollback) requires this.
     type: bool
     default: false
   run_checks:
@@ -90,9 +88,7 @@ options:
     choices: [kept, restored]
     default: restored
   release_host:
-    description: >-
-      Release the lease of the host when the change is kept, even if the connection to the controller is lost. Use this option for
-      the last step of a run.
+    description: Release the lease of the host when the change is kept, even if the connection to the controller is lost.
     type: bool
     default: false
   manual_server:

@@ -22,9 +22,9 @@ extends_documentation_fragment:
   - npufleet.triton.project
 options:
   concerns:
-    description:
-      - Concerns to collect in addition to the host itself, from C(driver), C(engine), C(image), C(models), C(server) and
-        C(monitoring). Default is every concern of the groups of the host.
+    description: >-
+      Concerns to collect, from C(driver), C(engine), C(image), C(models), C(server) and C(monitoring). Default is every concern of
+      the host.
     type: list
     elements: str
   dest:

@@ -38,7 +38,7 @@ options:
     type: path
     required: true
   sha256:
-    description: Expected SHA-256 with O(state=imported). If it is not set, the caller has to compare the returned digest.
+    description: Expected SHA-256 with O(state=imported). Without this option, the caller has to compare the returned digest.
     type: str
   mode:
     description: Octal mode in quotes that a file gets with O(state=imported) and O(state=secured).
@@ -65,12 +65,6 @@ EXAMPLES = r"""
     name: image.tar
     path: /var/lib/npufleet/image/image.tar
     sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
-
-- name: Take over the copied wheels
-  npufleet.triton.transferred_file:
-    state: secured
-    path: /var/lib/npufleet/build/wheels
-    mode: "0644"
 """
 
 RETURN = r"""
