@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: compile_record
 short_description: Validate the record of a compiled file
 description:
-  - Parses the record that the compile step wrote beside a compiled file on the build host. The record is not trusted, because
-    code that belongs to the model runs on the build host and could change the record.
+  - Parses the record of a compiled file. The record is not trusted, because code of the model on the build host could change it.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -31,9 +30,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: >-
-    C(text) is the validated record, which the controller saves, or an empty text if the record is invalid. C(flaw) is the reason
-    why the record is invalid, or an empty text.
+  description: C(text), the validated record, and C(flaw), the reason why the record is invalid. One of them is an empty text.
   type: dict
 """
 

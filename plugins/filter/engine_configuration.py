@@ -40,9 +40,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: >-
-    C(files) is the option C(files) of M(npufleet.triton.host_files). C(restart) has the names of the units to restart, in the right
-    order.
+  description: C(files) for M(npufleet.triton.host_files), and C(restart), the names of the units to restart in the right order.
   type: dict
 """
 

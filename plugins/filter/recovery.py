@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: recovery
 short_description: Compute the steps that recover a host
 description:
-  - Returns the steps after which a host serves its current releases again. The steps follow from the differences of C(driver),
-    C(engine), C(models) and C(server). A recovery ends after the first step that helps.
+  - Returns the steps after which a host serves its current releases again. A recovery ends after the first step that helps.
   - A healthy host with an unfinished drain (concern C(traffic)) needs no step. It still takes part in the rollout, which proves the
     host and sends it requests again.
   - A recovery installs no driver, container or model. C(refused) has the differences that need an installation or an operator.
@@ -83,7 +82,8 @@ def recovery(state: Mapping[str, Any], answers: str = "") -> Dict[str, Any]:
     if answers:
         differences.append(host_text.indented(host_text.sanitized(answers)))
         # If there is another difference, the step for this difference can also correct the answers. Otherwise, a restart is needed.
-        step_index = max(step_index, STEPS.index("restart")) if step_index < 0 else step_index
+        if step_index < 0:
+            step_index = STEPS.index("restart")
     unfinished = [host_text.line(sentence(entry)) for entry in state["plan"] if entry["concern"] == "traffic"]
     steps = [] if refused or step_index < 0 else STEPS[step_index:]
     changes = bool(steps or unfinished) and not refused

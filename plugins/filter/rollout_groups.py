@@ -11,8 +11,7 @@ description:
   - Returns the hosts that take part in a rollout, with their groups. A host in sync is in no group.
   - The group C(npufleet_in_rollout) has the hosts that change. C(npufleet_in_maintenance) has the hosts in maintenance, which do
     not change. C(npufleet_build) has the host that builds or publishes the image.
-  - The group C(npufleet_balancers_first) has the load balancers that change before the hosts. C(npufleet_balancers_last) has the
-    load balancers that change after the hosts.
+  - The load balancers in C(npufleet_balancers_first) change before the hosts, those in C(npufleet_balancers_last) after the hosts.
   - A host changes if its plan has actions. In a rollback, a host changes if M(npufleet.triton.host_state) has returned models that
     the rollback would change (RV(npufleet.triton.host_state#module:moves)).
   - A host that an earlier rollout has drained and not undrained takes part as well.
