@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils import system
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, servers
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.files import UNIT
-from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import BalancerError, process
+from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import NAME, BalancerError, process
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.servers import DRAINED, READY, Balancer, Server
 
 # First and longest pause in seconds between two reads of the requests in flight or of the health
@@ -63,7 +63,8 @@ class Change:
     """A change of one server. `warn` is called with the text of each warning."""
 
     def __init__(self, balancer: Balancer, home: str, desired: Desired, check_mode: bool, warn: Callable[[str], None]) -> None:
-        servers.check_name(desired.name)
+        if not NAME.fullmatch(desired.name):
+            raise BalancerError(f"the name of the server is {desired.name[:100]!r}, expected letters, digits and _ . : -")
         self.balancer, self.home, self.desired, self.check_mode, self.warn = balancer, home, desired, check_mode, warn
         # Process ID of the HAProxy worker that received the change
         self.pid = 0
@@ -108,10 +109,7 @@ class Change:
         raise BalancerError(f"HAProxy was reloaded during each of {MAX_ATTEMPTS} attempts to change {self.desired.name}. Run again")
 
     def _await_reload(self) -> None:
-        """Wait until a running reload of HAProxy has ended. After that, the caller can see whether a new worker runs.
-
-        A new worker lacks the change if it read the state file before the change.
-        """
+        """Wait until a running reload of HAProxy has ended. Its new worker may have read the state file before the change."""
         if not os.path.isdir("/run/systemd/system"):
             return
         deadline = time.monotonic() + RELOAD_TIMEOUT
@@ -208,7 +206,8 @@ class Change:
         return self.desired.weight
 
     def _refuse_outage(self, all_servers: Dict[str, Server], server: Server) -> None:
-        if servers.serving(all_servers) == [server.name] and not self.desired.allow_outage:
+        serving = [name for name, other in all_servers.items() if other.state == READY and other.health != servers.DOWN]
+        if serving == [server.name] and not self.desired.allow_outage:
             raise BalancerError(
                 f"{server.name} is the last server that takes requests, expected another server that is ready and up. "
                 "Nothing was changed. Make another server ready, or allow the outage"
@@ -271,10 +270,7 @@ class Change:
         return {"in_flight": at_drain, "closed": closed, "waited": waited}
 
     def _await_no_requests(self, deadline: float) -> int:
-        """Wait for the requests in flight until the deadline, and return how many remain.
-
-        Raises BalancerError if another caller makes the server ready meanwhile.
-        """
+        """Wait for the requests in flight until the deadline, and return how many remain. Raises BalancerError."""
         pause = FIRST_PAUSE
         while True:
             server = self.balancer.server(self.desired.name)

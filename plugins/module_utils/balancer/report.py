@@ -68,13 +68,12 @@ def config_digest(path: str) -> Optional[str]:
 
 
 def _requests(balancer: Balancer, current: runtime.ProcessInfo, since: float, until: float) -> Tuple[List[traffic.Request], bool]:
-    """Return the requests that finished from `since` until `until` in all workers, and True if no request is missing.
-
-    Requests are missing if HAProxy was reloaded after `since`, because the ring of an ended worker is lost.
-    """
+    """Return the requests that finished from `since` until `until` in all workers, and True if no request is missing."""
     answers = map(_ring, [balancer.runtime, *balancer.old_workers()])
     rings = [traffic.parse_ring(answer, since, until) for answer in answers if answer is not None]
-    return [request for ring in rings for request in ring.requests], current.started <= since and all(ring.covers for ring in rings)
+    # If HAProxy was reloaded after `since`, the ring of an ended worker is lost.
+    complete = current.started <= since and all(ring.covers for ring in rings)
+    return [request for ring in rings for request in ring.requests], complete
 
 
 def _ring(worker: runtime.Runtime) -> Optional[str]:

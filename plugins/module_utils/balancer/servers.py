@@ -20,17 +20,15 @@ RUNNING = (1, 2)
 
 
 class Server(NamedTuple):
-    """A server, which is in the backend for HTTP and in the backend for gRPC.
-
-    `health` is the health of the HTTP server. The gRPC server always has the same health (HAProxy's option `track`). `state` is
-    `drained` if the server is drained for HTTP or for gRPC.
-    """
+    """A server, which is in the backend for HTTP and in the backend for gRPC."""
 
     name: str
+    # `drained` if the server is drained for HTTP or for gRPC
     state: str
     # Weights for HTTP and for gRPC
     weights: Tuple[int, int]
     initial_weight: int
+    # Health of the HTTP server. The gRPC server always has the same health (HAProxy's option `track`).
     health: str
     # Requests and streams in flight in the current worker
     in_flight: int
@@ -124,20 +122,8 @@ class Balancer:
 def server_named(servers: Dict[str, Server], name: str) -> Server:
     """Return the server with a name. Raises BalancerError if no server has the name."""
     if name not in servers:
-        names = ", ".join(servers) or "none"
-        raise BalancerError(f"the balancer has no server {name!r}. Its servers: {names}")
+        raise BalancerError(f"the balancer has no server {name!r}. Its servers: {', '.join(servers) or 'none'}")
     return servers[name]
-
-
-def serving(servers: Dict[str, Server]) -> List[str]:
-    """Return the names of the servers that take new requests now."""
-    return [server.name for server in servers.values() if server.state == READY and server.health != DOWN]
-
-
-def check_name(name: str) -> None:
-    """Raise BalancerError for a name that cannot be the name of a server."""
-    if not runtime.NAME.fullmatch(name):
-        raise BalancerError(f"the name of the server is {name[:100]!r}, expected letters, digits and _ . : -")
 
 
 def _server(http: runtime.StateRow, grpc: runtime.StateRow, http_stat: runtime.StatRow, grpc_stat: runtime.StatRow) -> Server:

@@ -104,10 +104,7 @@ def _has_moved(before: str, address: str) -> bool:
 
 
 def save() -> None:
-    """Save the state of the servers for the next start. If HAProxy does not run, complete the state that was saved last.
-
-    Raises BalancerError.
-    """
+    """Save the state of the servers. If HAProxy does not run, complete the last saved state. Raises BalancerError."""
     config = read_text(files.CONFIG) or ""
     if not configured_servers(config):
         # This project did not write the configuration, so it does not save the state either.

@@ -129,15 +129,11 @@ class Ring(NamedTuple):
 
 
 def parse_ring(text: str, since: float, until: float = math.inf) -> Ring:
-    """Return the requests in a ring that finished at `since` or later and before `until` (seconds since 1970).
-
-    A full ring has overwritten the requests before its oldest line.
-    """
+    """Return the requests in a ring that finished at `since` or later and before `until` (seconds since 1970)."""
     requests: List[Request] = []
     oldest = math.inf
     lines = text.split("\n", MAX_LINES)
-    # Most lines of a full ring are older than the window. Of these, only the first line is parsed, because its
-    # time shows how far back the ring reaches.
+    # Of the lines before the window, only the first line is parsed. Its time shows how far back the ring reaches.
     window_start = f"{MARK} {max(since, 0) * 1000:013.0f}"
     for line in lines[:MAX_LINES]:
         if oldest <= since and line[: len(window_start)] < window_start:
@@ -147,6 +143,7 @@ def parse_ring(text: str, since: float, until: float = math.inf) -> Ring:
             oldest = min(oldest, request.at)
             if since <= request.at < until:
                 requests.append(request)
+    # A full ring has overwritten the requests before its oldest line.
     full = len(text) > RING_SIZE * 3 // 4
     return Ring(requests, len(lines) <= MAX_LINES and (not full or oldest <= since))
 

@@ -79,10 +79,7 @@ def _open_transaction(root: str) -> Optional[Dict[str, Any]]:
 def drift(
     root: str, name: str, release: str, files: Mapping[str, Mapping[str, Any]], flaws: Mapping[str, Optional[str]]
 ) -> List[str]:
-    """Return the differences between a release on the disk and its desired files: changed, missing, extra and unreadable files.
-
-    `flaws` is {digest of a blob: what is wrong with the blob, or None}.
-    """
+    """Return the changed, missing, extra and unreadable files of a release. `flaws` is {digest of a blob: its flaw or None}."""
     base = os.path.join(root, "releases", name, release)
     sizes = _recorded_sizes(root, name, release)
     differs = _read_problems(root, base, files)

@@ -17,10 +17,7 @@ def installed_digest(name: str) -> Optional[str]:
 
 
 def flaws(parts: Mapping[str, str], desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[str]:
-    """Return the missing and different parts or, if there are none, the flaws in the state of the unit.
-
-    `parts` is {name of a part: its description}.
-    """
+    """Return the flaws of `parts` ({name: description}). If no part has a flaw, return the flaws in the state of the unit."""
     found = [
         f"{'no' if actual[name] is None else 'another'} {description}"
         for name, description in parts.items()

@@ -41,8 +41,7 @@ class Concern(NamedTuple):
     """A part of a host that is planned and applied on its own. It is proven by reading its actual state again."""
 
     host_side: HostSide
-    # The role that applies the concern, and the tags with which site.yml runs the role. `traffic` has no role: the tasks around
-    # each host change apply it.
+    # The role that applies the concern, and the tags with which site.yml runs the role. The tasks of a host change apply `traffic`.
     role: str
     tags: Tuple[str, ...]
     # The groups of the inventory whose hosts have the concern
@@ -103,10 +102,7 @@ CONCERNS: Dict[str, Concern] = {
 
 
 def groups_of(inventory_groups: Sequence[str], npu_group: str) -> List[str]:
-    """Return the entries of GROUPS that apply to a host in these inventory groups.
-
-    `npu_group` is the inventory's own name of the group NPU_HOSTS (npufleet_group).
-    """
+    """Return the entries of GROUPS to which a host belongs. `npu_group` is the inventory's name of NPU_HOSTS (npufleet_group)."""
     return [group for group in GROUPS if (npu_group if group == NPU_HOSTS else group) in inventory_groups]
 
 

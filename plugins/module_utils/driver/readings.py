@@ -95,10 +95,7 @@ def card(device: Mapping[str, Any]) -> Card:
 
 
 def text(value: Any) -> str:
-    """Return a string from the tool's JSON without control characters and with at most MAX_TEXT characters.
-
-    Return an empty string for `N/A`, and for a value that is not a string.
-    """
+    """Return a string without control characters, cut at MAX_TEXT. Return "" for `N/A`, and for a value that is not a string."""
     if not isinstance(value, str):
         return ""
     line = "".join(character for character in value if character.isprintable())[:MAX_TEXT].strip()
@@ -119,11 +116,7 @@ def celsius(value: Any) -> Optional[float]:
 
 
 def watts(value: Any) -> Optional[float]:
-    """Return a power in watts.
-
-    A number without a unit is in watts up to MAX_WATTS, and in microwatts from MICROWATTS on. Between these two values its unit is
-    unknown, so the result is None.
-    """
+    """Return a power in watts. For a number without a unit, see MICROWATTS. Between MAX_WATTS and MICROWATTS it is unknown."""
     number, unit = _split(value)
     if number is not None and not unit:
         unit = "uW" if number >= MICROWATTS else "W"

@@ -76,14 +76,10 @@ def _grouped(devices: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def in_process_order(devices: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
-    """Return the devices in the order in which a process numbers them: by group and number.
-
-    If two devices have the same group and number, keep the order of the tool.
-    """
-    group_and_number = {(device.get("group", 0), device["npu"]) for device in devices}
-    if len(group_and_number) < len(devices):
-        return list(devices)
-    return sorted(devices, key=lambda device: (device.get("group", 0), device["npu"]))
+    """Return the devices in the order in which a process numbers them: by group and number."""
+    by_number = {(device.get("group", 0), device["npu"]): device for device in devices}
+    # If two devices have the same group and number, the order of the tool is kept.
+    return [by_number[number] for number in sorted(by_number)] if len(by_number) == len(devices) else list(devices)
 
 
 def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
@@ -109,10 +105,7 @@ def stale(tool: Mapping[str, Any], nodes: Sequence[str]) -> Optional[str]:
 
 
 def query_readings(timeout: float) -> List[readings.Card]:
-    """Return the readings of the cards. Raises ValueError with the reason if the tool reports no cards.
-
-    Unlike query_tool, this function accepts devices with missing fields.
-    """
+    """Return the readings of the cards, also of cards with missing fields. Raises ValueError if the tool reports no cards."""
     groups = ["-g"] if len(glob.glob(GROUP_NODES)) > 1 else []
     output, error = _run(*groups, "-j", timeout=timeout)
     if error:

@@ -29,10 +29,7 @@ def families(ends: Mapping[str, float]) -> Families:
 
 
 def expiry(path: str) -> float:
-    """Return the earliest expiry time of the certificates in a PEM file, in seconds since 1970. Raises Unreadable.
-
-    Private keys of the file are not sent to openssl.
-    """
+    """Return the earliest expiry time of the certificates in a PEM file, in seconds since 1970. Raises Unreadable."""
     try:
         with open(path, encoding="utf-8", errors="replace") as source:
             text = source.read(MAX_SIZE + 1)
@@ -41,6 +38,7 @@ def expiry(path: str) -> float:
     openssl = which("openssl")
     if openssl is None:
         raise Unreadable("openssl is not installed")
+    # Private keys of the file are not sent to openssl.
     blocks = _CERTIFICATE.findall(text)
     if not blocks:
         raise Unreadable("it has no certificate in PEM")

@@ -104,10 +104,7 @@ def read_certificates(paths: Sequence[str]) -> Dict[str, float]:
 
 
 def _since(record: Optional[Mapping[str, object]], now: float) -> Optional[float]:
-    """Return the time in a record of maintenance, limited traffic or a hold, or None without a record.
-
-    If the record has no valid time, the condition counts as if it had just begun.
-    """
+    """Return the time in a record, `now` if that time is invalid, or None without a record."""
     return None if record is None else seconds_since_1970(str(record.get("since"))) or now
 
 

@@ -15,10 +15,7 @@ PROC = "/proc"
 
 
 class Stub(NamedTuple):
-    """The path of the Python file that a stub runs, and the name of the stub's instance.
-
-    The name is not unique: instances of different models can have the same name.
-    """
+    """The path of the Python file that a stub runs, and the name of its instance. Different models can use the same name."""
 
     code: str
     instance: str

@@ -65,10 +65,7 @@ class Sample(NamedTuple):
 
 
 def lasting_waits(samples: Sequence[Sample], limit: float, ticks_per_second: float) -> List[Wait]:
-    """Return the waits that were in every sample of the last `limit` seconds, and used no processor time meanwhile.
-
-    With a limit of 0 or less, or with fewer than MIN_SAMPLES samples, return an empty list.
-    """
+    """Return the waits that were in every sample of the last `limit` seconds, and used no processor time meanwhile."""
     if not samples or limit <= 0:
         return []
     lasting, latest = [], samples[-1]
@@ -168,11 +165,7 @@ class Guard:
         self.ended_loads: List[Wait] = []
 
     def repeats(self, mark: int) -> bool:
-        """Return True if the caller should repeat a failed load.
-
-        `mark` is the length of `ended_loads` before the load. If the list is longer now, the load was stuck. The result is
-        False after stubs were killed in more than MAX_ROUNDS samples.
-        """
+        """Return True if the caller should repeat a failed load. `mark` is the length of `ended_loads` before the load."""
         return len(self.ended_loads) > mark and self._rounds <= MAX_ROUNDS
 
     def did(self) -> List[str]:

@@ -26,7 +26,7 @@ def find(query: Optional[Mapping[str, Any]]) -> Dict[str, List[str]]:
     """Return {"devices": devices for the container, "groups": IDs of the groups that may open them, "missing", "mismatches"}.
 
     "missing" lists the reasons why the server could not open the cards. "mismatches" lists the reasons why the user of the server
-    or the groups of the NPUs do not fit. The controller has made `query` (desired/device_access.py).
+    or the groups of the NPUs do not fit. `query` comes from desired/device_access.py.
     """
     if query is None:
         return {"devices": [], "groups": [], "missing": [], "mismatches": []}

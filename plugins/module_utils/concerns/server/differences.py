@@ -70,16 +70,13 @@ def _diff_container(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> It
 
 
 def _diff_state(desired: Mapping[str, Any], actual: Mapping[str, Any], replaced: bool) -> Iterator[Item]:
-    """Yield the differences of the server in its container: its state, its models, and the key that it uses.
-
-    If the plan replaces the container (`replaced`), the key in use is not compared, because a new container reads the new key.
-    """
+    """Yield the differences of the server in its container: its state, its models, and the key that it uses."""
     if actual["state"] != "running":
         log = ": " + actual["log"] if actual.get("log") else ""
         yield item(CONCERN, "container", actual["state"] + log, "running", "start")
         return
     if ((actual.get("key") or {}).get("rewrite") or actual.get("key_refused")) and not replaced:
-        # A server reads its key only when it starts, so a new key needs a restart.
+        # A server reads its key only when it starts, so a new key needs a restart, unless the plan replaces the container.
         path = (desired["key"] or {}).get("path", "no file")
         yield item(CONCERN, "key in use", "another key", f"the key in {path}", "restart")
         yield from _diff_hanging(actual)

@@ -124,12 +124,9 @@ def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, A
 
 
 def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
-    """Return the time from which the log is read, in seconds since 1970: the start of the server.
-
-    If the server has restarted and a transaction of the store is open, the log is read from the time of the transaction. The server
-    may have logged a failed load before its restart.
-    """
+    """Return the time from which the log is read, in seconds since 1970: the start of the server, or of an open transaction."""
     started = epoch(inspect["State"].get("StartedAt") or "")
+    # During a transaction, a server may have logged a failed load before it restarted.
     transaction = store.read_transaction(root) if inspect.get("RestartCount") else None
     return min(started, store.renewal_time(transaction) or started) if transaction else started
 
