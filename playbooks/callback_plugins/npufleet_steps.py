@@ -23,8 +23,6 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.run_guar
 
 
 class CallbackModule(CallbackBase):
-    """A recorder of the steps that begin and end."""
-
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "notification"
     CALLBACK_NAME = "npufleet_steps"

@@ -27,8 +27,6 @@ JSON_CALLBACKS = ("json", "jsonl")
 
 
 class CallbackModule(CallbackBase):
-    """A collector of results that prints a summary at the end."""
-
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "notification"
     CALLBACK_NAME = "npufleet_summary"

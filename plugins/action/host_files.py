@@ -16,8 +16,6 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import f
 
 
 class ActionModule(FleetAction):
-    """An action that reads the files on the controller and calls the host once."""
-
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         _validation, options = self.validate_argument_spec(argument_spec=OPTIONS)
         # A path with `~` is refused as a relative path, because Ansible would expand `~` to a home directory of the controller.

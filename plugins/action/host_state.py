@@ -75,8 +75,6 @@ def beyond_models(plan: List[Item]) -> List[str]:
 
 
 class ActionModule(FleetAction):
-    """An action that calls the module with the desired state from the inventory, the release row and the model manifests."""
-
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variable_name = self._task.args.get("known")
         if variable_name:
@@ -181,7 +179,6 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _request(variables: Templated, desired_state: Dict[str, Any], host: str) -> Dict[str, Any]:
-        """Return the fields that every request to a host needs."""
         mark = "{}/{}".format(variables["npufleet_root"], lease.MAINTENANCE_FILE)
         return {"desired": desired_state, "host": host, "mark": mark, "run": runs.run_id()}
 

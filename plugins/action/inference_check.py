@@ -16,8 +16,6 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_te
 
 
 class ActionModule(FleetAction):
-    """An action that checks the models of a host with their check files."""
-
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         directory = self._task.args.get("results_dir")
         path = self.results_path(directory, host) if directory else None

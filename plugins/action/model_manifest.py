@@ -25,8 +25,6 @@ LintedModels = Tuple[Dict[str, Any], List[Finding], List[str]]
 
 
 class ActionModule(FleetAction):
-    """An action that lints models. It runs only on the controller."""
-
     _requires_connection = False
 
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:

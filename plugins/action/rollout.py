@@ -141,7 +141,6 @@ def _pause(pause: str, number: int, next_batches: int) -> Dict[str, Any]:
 
 
 def _owner(host: str, task_vars: Mapping[str, Any]) -> record.Owner:
-    """Return the run that a record of a rollout belongs to."""
     owner = runs.lease_owner(host)
     playbook = os.path.basename(str((context.CLIARGS.get("args") or [""])[0]))
     return record.Owner(owner["run"], owner["by"], playbook, str(task_vars.get("inventory_dir") or ""))

@@ -46,8 +46,6 @@ MAGIC = ("hostvars", "groups", "vars", "ansible_facts", "ansible_play_hosts", "a
 
 
 class ActionModule(FleetAction):
-    """An action that calls the module on the host, and then fetches and checks the archive."""
-
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         unknown = sorted(set(self._task.args) - set(OPTIONS))
         if unknown:
@@ -175,7 +173,6 @@ class ActionModule(FleetAction):
         return sorted(members)
 
     def _fetch_file(self, source: str, draft: str, host: str, max_bytes: int) -> None:
-        """Fetch a file from the host. Raises AnsibleActionFail if the file has more than `max_bytes` bytes."""
         try:
             with archives.no_larger_file(max_bytes):
                 self._connection.fetch_file(source, draft)

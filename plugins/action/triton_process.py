@@ -33,8 +33,6 @@ PLAIN_PATH = re.compile(r"/[\w./-]+")
 
 
 class ActionModule(FleetAction):
-    """An action that sends one request for the whole change of the server in this container."""
-
     def act(self, host: str, task_vars: Dict[str, Any]) -> Dict[str, Any]:
         variables = self.variables(task_vars)
         arguments = {"root": variables["npufleet_root"], **self._task.args}

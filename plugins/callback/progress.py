@@ -26,7 +26,6 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from ansible.plugins.callback import CallbackBase
 
-VARIABLE = "npufleet_progress"
 DEFAULT = 10.0
 # Actions that report their progress themselves
 REPORTING = ("npufleet.triton.server_change", "npufleet.triton.model_blobs")
@@ -74,7 +73,7 @@ class CallbackModule(CallbackBase):
         """Return the interval from the inventory or the command line, or the default if the value is a template."""
         known = self._play.get_variable_manager().get_vars(play=self._play, host=host)
         with suppress(TypeError, ValueError):
-            return float(known.get(VARIABLE, DEFAULT))
+            return float(known.get("npufleet_progress", DEFAULT))
         return DEFAULT
 
     def _ended(self, result: Any, **_more: Any) -> None:

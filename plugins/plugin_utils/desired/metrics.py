@@ -91,7 +91,6 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
 
 
 def _server(variables: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the settings of the server and the cards of a host with NPUs."""
     return {
         "container": variables["triton_server_name"],
         "address": container.address(variables),

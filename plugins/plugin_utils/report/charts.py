@@ -110,7 +110,6 @@ def _models(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
 
 
 def _fleet(series: Mapping[str, Any]) -> List[Dict[str, Any]]:
-    """Return the charts of all cards together."""
     charts = []
     for most, median, unit, factor in (("hottest", "typical_temperature", " °C", 1.0), ("fullest", "typical_memory", " %", 100.0)):
         if series[most]:

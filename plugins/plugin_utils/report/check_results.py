@@ -31,16 +31,13 @@ def remove(path: Optional[str]) -> None:
 
 def write(path: Optional[str], host: str, message: str, checks: List[Dict[str, Any]]) -> None:
     """Write the results to the file, then remove the pictures from `checks`. Raises AnsibleActionFail."""
-    for check in checks:
-        picture_uri = picture.data_uri(check.pop("picture", None))
-        if picture_uri:
-            check["picture"] = picture_uri
+    # Pictures are only for reports. On the screen, they would hide the failures.
+    pictures = [picture.data_uri(check.pop("picture", None)) for check in checks]
     if path:
+        stored = [{**check, "picture": uri} if uri else check for check, uri in zip(checks, pictures)]
         try:
-            outputs.write(path, json.dumps({"host": host, "when": system.timestamp(), "msg": message, "checks": checks}))
+            outputs.write(path, json.dumps({"host": host, "when": system.timestamp(), "msg": message, "checks": stored}))
         except OSError as error:
             raise AnsibleActionFail(f"the results cannot be written to {path} on the controller: {error}") from None
     for check in checks:
-        # Pictures are only for reports. On the screen, they would hide the failures.
         check.pop("image", None)
-        check.pop("picture", None)

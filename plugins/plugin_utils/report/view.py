@@ -191,7 +191,6 @@ def _states(
 
 
 def _versions(actual: Any) -> Dict[str, str]:
-    """Return {component: version} for the versions that a host reported."""
     contents = _list(_value(actual, "image", "contents"))
     package = _short_text(_value(actual, "driver", "package", "version"))
     module = _short_text(_value(actual, "driver", "module"))
