@@ -45,7 +45,7 @@ KEYS_BY_TYPE = {
     float: ("clock",),
 }
 # Values that the host reports and that become options of the container. The parts of an entry: the key in the state of the
-# server, a field below this key (None if the key itself has the value), the pattern of a valid value, and the message about others.
+# server, a field below this key (None if the key itself has the value), the pattern of a valid value, and the message about an invalid value.
 CONTAINER_VALUES: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
     ("driver_files", "binds", driver_files.BIND, "mount is {}, expected a file of the driver"),
     ("access", "devices", device_access.GRANTED_DEVICE, "device is {}, expected the node of a card"),
@@ -155,7 +155,7 @@ class ActionModule(FleetAction):
     def _for_playbooks(self, result: Dict[str, Any], variables: Mapping[str, Any], batched: bool = True) -> Dict[str, Any]:
         """Add the variables from which playbooks derive confirmations and batches, because `hostvars` lacks the defaults of roles.
 
-        If a variable is invalid, the host can still be read, but a change is refused.
+        If a variable is invalid, the host can still be read, but a change is refused. `batched` is False if no rollout follows.
         """
         extra: Dict[str, Any] = {}
         reasons: List[str] = []
@@ -323,7 +323,7 @@ class ActionModule(FleetAction):
 
     @staticmethod
     def _refused(reasons: List[str]) -> Dict[str, Any]:
-        """Return the result for a host that could not be read."""
+        """Return the result for a host whose plan is unknown."""
         return {
             "changed": False,
             "plan": [],

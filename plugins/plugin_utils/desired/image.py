@@ -25,8 +25,8 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     sources = {ARCHIVE: lock.get("archive"), REGISTRY: in_repository(lock.get("repo_digest"), repository)}
     delivery, publish = REGISTRY if repository else ARCHIVE, False
     if lock.get("id") and not sources[delivery]:
-        # The image is not published in this form yet, so the build host publishes it. If the image is published in the other form,
-        # the build host first gets the image in the other form.
+        # The image is not published in this form yet, so the build host publishes it. If only the other form is published, the
+        # build host first gets the image in that form.
         publish = variables["npufleet_build_host"] == variables["inventory_hostname"]
         delivery = next((form for form in sorted(sources) if publish and sources[form]), delivery)
     return {

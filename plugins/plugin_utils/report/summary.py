@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The summary of a run: the number of hosts in each state, and one reason for each bad host.
+"""The summary of a run: the number of hosts in each state, and one reason for each refused, failed or unreachable host.
 
 This module runs only on the controller and imports nothing of ansible-core.
 """

@@ -42,9 +42,7 @@ PICTURE_URI = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]{1,40000}={0,2}")
 
 def read(hosts: Sequence[str], status_file: str, results_dir: str) -> Tuple[Dict[str, Row], Dict[str, Row]]:
     """Return {host: status} and {host: check results} for these hosts. Hosts without an entry are left out."""
-    status = _json(status_file).get("hosts")
-    entries = [status_entry for status_entry in status if isinstance(status_entry, dict)] if isinstance(status, list) else []
-    statuses = {entry["host"]: entry for entry in entries if entry.get("host") in hosts}
+    statuses = {entry["host"]: entry for entry in _dicts(_json(status_file).get("hosts")) if entry.get("host") in hosts}
     results = {host: _json(os.path.join(results_dir, f"{host}.json")) for host in hosts}
     return statuses, {host: result for host, result in results.items() if result}
 
@@ -115,8 +113,7 @@ def view(
 def _row(host: str, status: Optional[Row], result: Optional[Row], now: float) -> Row:
     """Return the row of a host. `status` and `result` are {} if only other hosts have one, and None if no host has one."""
     actual = _value(status, "actual")
-    plan = [item for item in _list(_value(status, "plan")) if isinstance(item, dict)]
-    checks = [check for check in _list(_value(result, "checks")) if isinstance(check, dict)]
+    plan, checks = _dicts(_value(status, "plan")), _dicts(_value(result, "checks"))
     wrong = [check for check in checks if check.get("ok") is not True]
     states = _states(status, result, plan, checks, wrong)
     reasons = []
@@ -332,6 +329,10 @@ def _value(value: Any, *keys: str) -> Any:
 
 def _list(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _dicts(value: Any) -> List[Row]:
+    return [entry for entry in _list(value) if isinstance(entry, dict)]
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -15,7 +15,8 @@ import json
 import os
 import re
 from contextlib import suppress
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from itertools import islice
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes, system
 from ansible_collections.npufleet.triton.plugins.module_utils.change import rollouts
@@ -143,8 +144,7 @@ def read(path: str) -> Optional[Dict[str, Any]]:
 
 def latest(directory: str, most: int = MAX_RECORDS) -> List[Dict[str, Any]]:
     """Return the newest valid records, newest first."""
-    valid: Iterator[Dict[str, Any]] = filter(None, map(read, paths(directory)))
-    return [record for _number, record in zip(range(most), valid)]
+    return list(islice(filter(None, map(read, paths(directory))), most))
 
 
 def begin(directory: str, owner: Owner, batches: Sequence[Sequence[str]], pause: str, now: float) -> Dict[str, Any]:

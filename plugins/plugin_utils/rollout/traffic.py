@@ -37,7 +37,7 @@ def limited(result: Mapping[str, Any]) -> bool:
 
 
 def effect(result: Mapping[str, Any]) -> str:
-    """Return the effect of the changes in a result of host_state. For a rollback, these are `moves`, otherwise the plan."""
+    """Return the effect of the changes in a result of host_state. A rollback has its changes in `moves` instead of `plan`."""
     return max([NONE, *_effects(result)], key=EFFECTS.index)
 
 
