@@ -45,7 +45,8 @@ KEYS_BY_TYPE = {
     float: ("clock",),
 }
 # Values that the host reports and that become options of the container. The parts of an entry: the key in the state of the
-# server, a field below this key (None if the key itself has the value), the pattern of a valid value, and the message about an invalid value.
+# server, a field below this key (None if the key itself has the value), the pattern of a valid value, and the message about an
+# invalid value.
 CONTAINER_VALUES: Tuple[Tuple[str, Optional[str], Pattern[str], str], ...] = (
     ("driver_files", "binds", driver_files.BIND, "mount is {}, expected a file of the driver"),
     ("access", "devices", device_access.GRANTED_DEVICE, "device is {}, expected the node of a card"),
