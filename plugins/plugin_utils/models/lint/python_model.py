@@ -8,7 +8,7 @@ import ast
 import builtins
 import os
 import sys
-from typing import Iterator, List, NamedTuple, Optional, Union
+from typing import Iterator, List, Optional, Union
 
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import backends, python_source
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import Finding
@@ -182,21 +182,11 @@ def _class_findings(model: Model, path: str, tree: ast.Module) -> Iterator[Findi
             yield warning._replace(line=node.lineno)
 
 
-class _TritonCall(NamedTuple):
-    """A call of a method by Triton. `on_class` is True for a call on the class, and False for a call on an instance.
-
-    `arguments` is the number of passed arguments. `definition` is a definition that fits the call.
-    """
-
-    on_class: bool
-    arguments: int
-    definition: str
-
-
+# {method that Triton calls: (True if it is called on the class, number of passed arguments, a definition that fits the call)}
 TRITON_CALLS = {
-    "__init__": _TritonCall(False, 0, "__init__(self)"),
-    "initialize": _TritonCall(False, 1, "initialize(self, args)"),
-    "auto_complete_config": _TritonCall(True, 1, "@staticmethod, and auto_complete_config(auto_complete_model_config)"),
+    "__init__": (False, 0, "__init__(self)"),
+    "initialize": (False, 1, "initialize(self, args)"),
+    "auto_complete_config": (True, 1, "@staticmethod, and auto_complete_config(auto_complete_model_config)"),
 }
 
 
@@ -205,7 +195,7 @@ def _methods(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
     methods = {element.name: element for element in node.body if isinstance(element, FUNCTIONS)}
     yield from _assigned(model, path, node)
     names = [name for statement in node.body for name in _bound_names([statement])]
-    for name, call in TRITON_CALLS.items():
+    for name, (on_class, arguments, expected) in TRITON_CALLS.items():
         method = methods.get(name)
         # The linter cannot tell which of several bindings of a name applies.
         if method is None or names.count(name) > 1:
@@ -213,8 +203,8 @@ def _methods(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
         kinds = [decorator.id if isinstance(decorator, ast.Name) else "" for decorator in method.decorator_list]
         if kinds not in ([], ["staticmethod"], ["classmethod"]):
             continue
-        count = call.arguments + (kinds == ["classmethod"] or (not kinds and not call.on_class))
-        actual, todo = "", f"Write {call.definition}"
+        count = arguments + (kinds == ["classmethod"] or (not kinds and not on_class))
+        actual, todo = "", f"Write {expected}"
         if not _accepts(method.args, count):
             definition = f"{name}({ast.unparse(method.args)}){f' as {kinds[0]}' if kinds else ''}"
             actual = f"{definition}, which cannot be called with {count} argument{'s' * (count != 1)}"
@@ -225,7 +215,7 @@ def _methods(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
         elif _raises(method.body):
             actual, todo = f"{name}, which always raises", "Remove the raise"
         if actual:
-            yield _error(model, path, f"a {CLASS} with {actual}", call.definition, todo, method.lineno)
+            yield _error(model, path, f"a {CLASS} with {actual}", expected, todo, method.lineno)
 
 
 def _assigned(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
@@ -236,11 +226,10 @@ def _assigned(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
         name, value = statement.targets[0].id, statement.value
         if name not in TRITON_CALLS or isinstance(value, ast.Constant) is isinstance(value, ast.Lambda):
             continue
-        call = TRITON_CALLS[name]
-        count = call.arguments + (not call.on_class)
-        if isinstance(value, ast.Constant) or not _accepts(value.args, count):  # type: ignore[attr-defined]
+        on_class, arguments, expected = TRITON_CALLS[name]
+        if isinstance(value, ast.Constant) or not _accepts(value.args, arguments + (not on_class)):  # type: ignore[attr-defined]
             actual = f"a {CLASS} with {name} = {ast.unparse(value)}"
-            yield _error(model, path, actual, call.definition, f"Write {call.definition}", statement.lineno)
+            yield _error(model, path, actual, expected, f"Write {expected}", statement.lineno)
 
 
 def _accepts(arguments: ast.arguments, count: int) -> bool:

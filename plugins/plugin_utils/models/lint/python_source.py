@@ -15,7 +15,7 @@ import re
 import sys
 import tokenize
 import warnings
-from typing import Iterator, Match, NamedTuple, Optional, Tuple
+from typing import Iterator, Match, Optional, Tuple
 
 Version = Tuple[int, int]
 NEW_SYNTAX: Version = (3, 12)
@@ -26,17 +26,11 @@ GENERIC = re.compile(rf"\b(?:def|class)[ \t]+{NAME}[ \t]*(?=\[)|^[ \t]*{NAME} = 
 ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
-class Program(NamedTuple):
-    """A parsed program. A rewritten program has lost its type parameters and the contents of its f-strings."""
+def parsed(raw: bytes, image: Optional[Version] = None) -> Tuple[ast.Module, bool]:
+    """Return (the program as the image's Python would parse it, True if the program is rewritten). Raises one of ERRORS.
 
-    tree: ast.Module
-    rewritten: bool
-
-
-def parsed(raw: bytes, image: Optional[Version] = None) -> Program:
-    """Return the program as the image's Python would parse it. Raises one of ERRORS.
-
-    Without the version `image`, accept the syntax of the linter's Python and of Python 3.12.
+    Without the version `image`, accept the syntax of the linter's Python and of Python 3.12. A rewritten program has lost its type
+    parameters and the contents of its f-strings.
     """
     rewritten = False
     running = sys.version_info[:2]
@@ -61,7 +55,7 @@ def parsed(raw: bytes, image: Optional[Version] = None) -> Program:
         line = next((line for _part, line, new in _text_and_strings(_text(raw)) if new), 0)
         if line:
             raise SyntaxError("f-string with its own quotes, a backslash or a comment inside", ("model.py", line, 0, ""))
-    return Program(tree, rewritten)
+    return tree, rewritten
 
 
 def _text(raw: bytes) -> str:
