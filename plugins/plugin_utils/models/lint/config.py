@@ -17,8 +17,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.python
 KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL = range(4)
 FORMAT_NHWC, FORMAT_NCHW = 1, 2
 TIMEOUT_DELAY, CONTROL_SEQUENCE_CORRID = 1, 3
-# Backends that are Python programs, and the first Triton version that passes bfloat16 to such backends
-PYTHON_BACKENDS = ("python", "rbln")
+# The first Triton version that passes bfloat16 to Python (python_backend, PR 371)
 BFLOAT16_FROM = (2, 49)
 CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 EXPECTED_KIND = "KIND_MODEL for a model on the NPU, else KIND_CPU"
@@ -40,7 +39,7 @@ def check(model: Model) -> Iterator[Finding]:
     yield from _identity(model)
     yield from _ensemble(model) if model.ensemble else _instances(model)
     yield from _tensors(model)
-    if model.row and model.backend in PYTHON_BACKENDS:
+    if model.row and model.backend in ("python", "rbln") and backends.triton_version(model.triton_version) < BFLOAT16_FROM:
         yield from _bfloat16(model, model.row)
     yield from _batching(model)
     yield from _sequences(model)
@@ -143,9 +142,6 @@ def _tensors(model: Model) -> Iterator[Finding]:
 
 
 def _bfloat16(model: Model, row: Row) -> Iterator[Finding]:
-    # Older Tritons cannot pass bfloat16 to Python (python_backend, PR 371).
-    if backends.triton_version(row.triton) >= BFLOAT16_FROM:
-        return
     for _side, field, tensor in model.tensors():
         if schema.enum_name(tensor, "data_type") == "TYPE_BF16":
             expected = f"a type that Triton {row.triton} of release {row.name} passes to Python. TYPE_BF16 needs 2.49 (24.08)"

@@ -22,9 +22,6 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.sugges
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.tokens import decoded, printable
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION
 
-SCHEMA_FILE = os.path.join(COLLECTION, "files/schemas/model_config.json")
-ROOT = "inference.ModelConfig"
-
 
 @cache
 def load() -> Tuple[Any, Mapping[str, str]]:
@@ -33,12 +30,12 @@ def load() -> Tuple[Any, Mapping[str, str]]:
         from google.protobuf import descriptor_pool, message_factory
     except ImportError:
         raise Refusal("the controller has no protobuf. Run `pip install -r requirements.txt`") from None
-    with open(SCHEMA_FILE, encoding="utf-8") as source:
+    with open(os.path.join(COLLECTION, "files/schemas/model_config.json"), encoding="utf-8") as source:
         document = json.load(source)
     # The default pool can already have another version of the same file, because tritonclient registers one.
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(base64.b64decode("".join(document["descriptor"])))
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(ROOT)), document["since"]
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("inference.ModelConfig")), document["since"]
 
 
 def parse(text: str, name: str, path: str) -> Tuple[Any, List[texts.SourceField], List[Finding]]:
