@@ -137,18 +137,19 @@ def exchange(
             raise OSError(f"the answer has more than {MAX_LINES} interim responses")
         if status in (204, 304):
             return status, b""
-        return status, _body(answer, fields, MAX_BODY if size is None else size, cut)
+        if cut is not None:
+            return status, _body(answer, fields, cut, truncate=True)
+        return status, _body(answer, fields, MAX_BODY if size is None else size, truncate=False)
 
 
-def _body(answer: BinaryIO, headers: Mapping[str, str], size: int, cut: Optional[int]) -> bytes:
-    limit = size if cut is None else cut
+def _body(answer: BinaryIO, headers: Mapping[str, str], limit: int, truncate: bool) -> bytes:
     body = bytearray()
-    for piece in _pieces(answer, headers, limit, truncate=cut is not None):
+    for piece in _pieces(answer, headers, limit, truncate):
         body += piece
-        if len(body) > limit and cut is None:
-            raise _too_long(limit)
-        if len(body) >= limit and cut is not None:
+        if truncate and len(body) >= limit:
             break
+        if len(body) > limit:
+            raise _too_long(limit)
     return bytes(body[:limit])
 
 

@@ -99,34 +99,30 @@ def differences(desired: Desired) -> List[Difference]:
     for directory in desired.directories:
         if directory.empty:
             continue
-        if directory.path.startswith(emptied):
-            changes.append(Difference(directory.path, "", _describe_directory(directory)))
-            continue
-        status = _status(directory.path, follow=True)
-        if status is None and os.path.lexists(directory.path):
+        is_emptied = directory.path.startswith(emptied)
+        status = None if is_emptied else _status(directory.path, follow=True)
+        if status is None and not is_emptied and os.path.lexists(directory.path):
             conflicts.append(f"{directory.path} is a broken link, expected a directory. Remove it.")
         elif status is not None and not stat.S_ISDIR(status.st_mode):
             conflicts.append(f"{directory.path} is {_kind(status)}, expected a directory. Move it away.")
         elif status is None or (directory.mode is not None and not _has_mode_and_owner(status, directory.mode)):
             changes.append(Difference(directory.path, _describe(status), _describe_directory(directory)))
     for file in desired.files:
-        if file.path.startswith(emptied):
-            changes.append(Difference(file.path, "", _text(file.content)))
-            continue
-        parent = os.path.dirname(file.path)
-        if os.path.lexists(parent) and not os.path.isdir(parent):
+        is_emptied, parent = file.path.startswith(emptied), os.path.dirname(file.path)
+        if not is_emptied and os.path.lexists(parent) and not os.path.isdir(parent):
             conflicts.append(f"{parent} is not a directory, expected one for {os.path.basename(file.path)}. Move it away.")
             continue
-        status = _status(file.path)
+        status = None if is_emptied else _status(file.path)
         if status is not None and not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
             conflicts.append(f"{file.path} is {_kind(status)}, expected a file. Move it away.")
             continue
-        content = _content(file.path) if status is not None and stat.S_ISREG(status.st_mode) else None
+        content = _content(file.path, status)
         if content != file.content:
             before = _describe(status) if content is None else _text(content)
             changes.append(Difference(file.path, before, _text(file.content)))
         elif status is not None and not _has_mode_and_owner(status, file.mode, file.group):
-            changes.append(Difference(file.path, _describe(status), f"a file of {_owner(file.group)} with mode {file.mode:04o}\n"))
+            owner = f"{os.geteuid()}:{os.getegid() if file.group is None else file.group}"
+            changes.append(Difference(file.path, _describe(status), f"a file of {owner} with mode {file.mode:04o}\n"))
     changes += [Difference(path, _describe(_status(path)), "") for path in desired.absent if os.path.lexists(path)]
     if conflicts:
         raise Conflict(conflicts)
@@ -182,9 +178,8 @@ def _apply_or_restore(desired: Desired, changes: Sequence[Difference], units: Se
         snapshot.restore()
     second_failure = _restart(units)
     contents = [*(file.content for file in desired.files), *(snapshot.content for snapshot in before if snapshot.content)]
-    if second_failure is None:
-        result = "the previous files are restored, and all units run again"
-    else:
+    result = "the previous files are restored, and all units run again"
+    if second_failure is not None:
         result = f"after the previous files were restored, {second_failure}"
     raise NotStarted(_mask_secrets(f"{failure}; {result}", contents))
 
@@ -212,8 +207,7 @@ class Snapshot(NamedTuple):
 def _snapshot(path: str) -> Snapshot:
     status = _status(path)
     link = os.readlink(path) if status is not None and stat.S_ISLNK(status.st_mode) else None
-    regular = status is not None and stat.S_ISREG(status.st_mode)
-    return Snapshot(path, status, _content(path) if regular else None, link)
+    return Snapshot(path, status, _content(path, status), link)
 
 
 def _restart(units: Sequence[str]) -> Optional[str]:
@@ -255,11 +249,7 @@ def _texts(value: Any, name: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for entry in value:
             yield from _texts(entry, name)
-    elif (
-        isinstance(value, str)
-        and name not in CLEAR_OPTIONS
-        and not (secret.PATH_NAME.search(name) and secret.PATHS.fullmatch(value))
-    ):
+    elif isinstance(value, str) and name not in CLEAR_OPTIONS and not secret.is_path(name, value):
         yield value
 
 
@@ -283,12 +273,13 @@ def apply(desired: Desired, changes: Sequence[Difference]) -> None:
 def _difference_of_empty(directory: Directory) -> List[Difference]:
     """Return a list with the difference of a directory that has to be empty, or an empty list."""
     status = _status(directory.path)
+    before = _describe(status)
     if status is not None and stat.S_ISDIR(status.st_mode):
         count = len(os.listdir(directory.path))
         if not count and (directory.mode is None or _has_mode_and_owner(status, directory.mode)):
             return []
-        return [Difference(directory.path, f"{_describe(status).rstrip()}, {count} entries\n", _describe_directory(directory))]
-    return [Difference(directory.path, _describe(status), _describe_directory(directory))]
+        before = f"{before.rstrip()}, {count} entries\n"
+    return [Difference(directory.path, before, _describe_directory(directory))]
 
 
 def _make(directory: Directory) -> None:
@@ -300,13 +291,11 @@ def _make(directory: Directory) -> None:
 
 
 def _write(file: File) -> None:
-    """Write a file that belongs to the user of this process. If the path is a link, replace the link.
-
-    The temporary file has a unique name, because another run can write the same file at the same time.
-    """
+    """Write a file that belongs to the user of this process. If the path is a link, replace the link."""
     directory, name = os.path.split(file.path)
     os.makedirs(directory, exist_ok=True)
     _remove_drafts(directory, name)
+    # The temporary file has a unique name, because another run can write the same file at the same time.
     handle, draft = tempfile.mkstemp(prefix=f".{name}.", suffix=DRAFT, dir=directory)
     try:
         with os.fdopen(handle, "wb") as sink:
@@ -336,8 +325,7 @@ def _is_being_written(draft: str) -> bool:
     """Return True if a process has locked a temporary file. The age alone does not show this, because the clock can be set."""
     if not stat.S_ISREG(os.lstat(draft).st_mode):
         return False
-    handle = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as source:
+    with os.fdopen(os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as source:
         return locks.is_held(source)
 
 
@@ -354,9 +342,11 @@ def _has_mode_and_owner(status: os.stat_result, mode: int, group: Optional[int] 
     return (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == expected
 
 
-def _content(path: str) -> bytes:
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    with os.fdopen(handle, "rb") as source:
+def _content(path: str, status: Optional[os.stat_result]) -> Optional[bytes]:
+    """Return the content of a file, or None if `status` shows that the path is no file."""
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return None
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as source:
         return source.read()
 
 
@@ -385,8 +375,4 @@ def _describe(status: Optional[os.stat_result]) -> str:
 
 def _describe_directory(directory: Directory) -> str:
     mode = 0o755 if directory.mode is None else directory.mode
-    return f"a directory of {_owner()} with mode {mode:04o}\n"
-
-
-def _owner(group: Optional[int] = None) -> str:
-    return f"{os.geteuid()}:{os.getegid() if group is None else group}"
+    return f"a directory of {os.geteuid()}:{os.getegid()} with mode {mode:04o}\n"

@@ -20,13 +20,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.secret import has_
 TIMEOUT_SECONDS, MAX_RECEIVED, MAX_PAGE = 10.0, 8 << 20, 1 << 20
 DOCKER_HUB = "registry-1.docker.io"
 DOCKER_HUB_TOKENS = "auth.docker.io"
-MANIFESTS = ", ".join(
-    (
-        "application/vnd.oci.image.index.v1+json",
-        "application/vnd.docker.distribution.manifest.list.v2+json",
-        "application/vnd.oci.image.manifest.v1+json",
-        "application/vnd.docker.distribution.manifest.v2+json",
-    )
+MANIFESTS = (
+    "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json, "
+    "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
 )
 
 
@@ -64,15 +60,14 @@ def access(settings: Mapping[str, Any], password: Optional[str]) -> Access:
 def supplier_error(entry: Mapping[str, Any], passwords: Mapping[str, str]) -> Optional[str]:
     """Return an error message if the supplier cannot be used, or None.
 
-    `entry` is {"kind": "web" or "image", "name", "address", "user", "proxies", "ca", "todo": the next step for the
-    message, and for images "mirror"}. `passwords` is {name of a supplier: password}, so that `entry` has no secret.
+    `entry` is {"kind": "web" or "image", "name", "address", "user", "proxies", "ca", "todo": the next step for the message, and for
+    images "mirror"}. `passwords` is {name of a supplier: password}, so that `entry` has no secret.
     """
     own_access = access(entry, passwords.get(entry["name"]))
-    why = (
-        measure(entry["address"], own_access)[1]
-        if entry["kind"] == "web"
-        else image(entry["address"], own_access, entry.get("mirror"))
-    )
+    if entry["kind"] == "web":
+        why = measure(entry["address"], own_access)[1]
+    else:
+        why = image(entry["address"], own_access, entry.get("mirror"))
     return f"{entry['name']} {public_address(entry['address'])}: {why}: {entry['todo']}" if why else None
 
 
@@ -142,16 +137,15 @@ def _manifest(base: str, name: str, tag: str, own_access: Access) -> Optional[st
 def takes_login(registry: str, realm: str) -> bool:
     """Return True if the login of a registry may be sent to a token server.
 
-    The registry and the token server need https addresses. They have to be on the same host, or to belong to Docker Hub.
+    Both need https addresses. They have to be on the same host, or to belong to Docker Hub.
     """
     try:
         registry_parts, realm_parts = parse_address(registry), parse_address(realm)
     except AddressError:
         return False
-    is_docker_hub = registry_parts.hostname == DOCKER_HUB and realm_parts.hostname == DOCKER_HUB_TOKENS
-    return registry_parts.scheme == realm_parts.scheme == "https" and (
-        registry_parts.hostname == realm_parts.hostname or is_docker_hub
-    )
+    hosts = registry_parts.hostname, realm_parts.hostname
+    is_same_owner = hosts[0] == hosts[1] or hosts == (DOCKER_HUB, DOCKER_HUB_TOKENS)
+    return registry_parts.scheme == realm_parts.scheme == "https" and is_same_owner
 
 
 def split(reference: str) -> Tuple[str, str, str]:
@@ -178,9 +172,7 @@ def _token(body: str) -> str:
 
 
 def _refused(status: int, login: Tuple[str, str]) -> str:
-    if not login[0]:
-        return f"status {status}: it requires a login, and none is set"
-    return f"status {status}: it refuses the login of {login[0]}"
+    return f"status {status}: " + (f"it refuses the login of {login[0]}" if login[0] else "it requires a login, and none is set")
 
 
 def _unreachable(status: int, text: str) -> str:
@@ -201,10 +193,9 @@ def _exchange(
     except urllib.error.HTTPError as error:
         with error:
             return error.code, mask_logins(str(error.reason)), _lower(error.headers)
-    except urllib.error.URLError as error:
-        return 0, mask_logins(str(error.reason)), {}
     except (OSError, ValueError, HTTPException) as error:
-        return 0, mask_logins(str(error) or type(error).__name__), {}
+        reason = error.reason if isinstance(error, urllib.error.URLError) else str(error) or type(error).__name__
+        return 0, mask_logins(str(reason)), {}
 
 
 def send(address: str, own_access: Access, headers: Mapping[str, str], method: str, budget: Budget) -> Any:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The preflight of a host: the reasons why its plan cannot be applied.
 
-On the controller, preflight_inputs.py collects the conditions from the inventory. Most conditions are checked only if
-the plan changes what they concern.
+On the controller, preflight_inputs.py collects the conditions from the inventory. Most conditions are checked only if the plan
+changes what they concern.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import glob
 import os
 import sys
+from contextlib import suppress
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import PCI_VENDOR, REBOOT
@@ -100,7 +101,7 @@ def refusals(
         reasons += engine(actual["engine"], installed_packages([*CONFLICTS, *ENGINE_PACKAGES]), _engine_name())
         reasons += flag_reasons(plan)
         reasons += cdi_refusals(actual["engine"], plan) if desired["uses_cdi"] else []
-    if ("server", "create") in planned_actions or ("server", "replace") in planned_actions:
+    if planned_actions & {("server", "create"), ("server", "replace")}:
         reasons += address_refusals(desired["listen"])
         metrics = desired.get("metrics_listen", desired["listen"])
         if metrics != desired["listen"]:
@@ -110,8 +111,8 @@ def refusals(
         # Driver files can be missing until the plan installs the driver, and device nodes until the plan loads the module.
         reasons += mounts(actual["server"], ("driver", "install") not in planned_actions)
         access = actual["server"]["access"]
-        loads = any(("driver", action) in planned_actions for action in ("install", "load", "reload"))
-        generates = any(("driver", action) in planned_actions for action in (cdi.INSTALL, cdi.GENERATE))
+        loads = planned_actions & {("driver", action) for action in ("install", "load", "reload")}
+        generates = planned_actions & {("driver", cdi.INSTALL), ("driver", cdi.GENERATE)}
         missing = [reason for reason in access["missing"] if not (generates and reason == device_access.NO_SPEC)]
         reasons += [f"npufleet_device_access: {reason}" for reason in [*([] if loads else missing), *access["mismatches"]]]
     reasons += disk(_disk_needs(desired, planned_actions), free_space)
@@ -122,17 +123,14 @@ def refusals(
     needed = [
         entry for entry in suppliers if tuple(entry["needed"]) in planned_actions and not (changing and entry.get("kind") == ENGINE)
     ]
-    return reasons + (unreachable_suppliers(needed, passwords) if needed else [])
+    if needed:
+        # These imports are slow, and most runs need no supplier.
+        from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
+        from ansible_collections.npufleet.triton.plugins.module_utils.engine import registry
 
-
-def unreachable_suppliers(suppliers: List[Mapping[str, Any]], passwords: Mapping[str, str]) -> List[str]:
-    """Return an error message for each supplier that this host cannot use."""
-    # These imports are slow, and most runs need no supplier.
-    from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
-    from ansible_collections.npufleet.triton.plugins.module_utils.engine import registry
-
-    checks = [(registry if entry.get("kind") == ENGINE else http_probe, entry) for entry in suppliers]
-    return list(filter(None, (check.supplier_error(entry, passwords) for check, entry in checks)))
+        checks = [(registry if entry.get("kind") == ENGINE else http_probe, entry) for entry in needed]
+        reasons += filter(None, (check.supplier_error(entry, passwords) for check, entry in checks))
+    return reasons
 
 
 def download_refusals(downloads: Mapping[str, Any], store_state: Mapping[str, Any], secrets: Mapping[str, str]) -> List[str]:
@@ -182,10 +180,9 @@ def cards(desired: Mapping[str, Any], driver: Mapping[str, Any], plan: List[Item
     foreign = sorted(set(types) - set(desired["cards"]))
     if foreign:
         fitting = [name for name, row in desired["rows"].items() if set(foreign) <= set(row["cards"])]
-        other = f"Choose release {' or '.join(fitting)}" if fitting else "No release of this version supports them"
-        yield "the bus has {}, expected {} for release {}. {}".format(
-            ", ".join(foreign), " or ".join(desired["cards"]), desired["release"], other
-        )
+        step = f"Choose release {' or '.join(fitting)}" if fitting else "No release of this version supports them"
+        expected = f"{' or '.join(desired['cards'])} for release {desired['release']}"
+        yield f"the bus has {', '.join(foreign)}, expected {expected}. {step}"
     for entry in driver_items:
         repaired = changing and entry["name"] not in ("bus", REBOOT)
         if entry["action"] != INSPECT or repaired or (foreign and entry["name"] == "card type"):
@@ -203,12 +200,10 @@ def memory(desired: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[st
         needed, total = sum(shares.values()), device["memory_total"]
         if needed > total:
             most = ", ".join(f"{name} {shares[name] / GIB:.1f}" for name in sorted(shares, key=lambda name: -shares[name]))
-            needs = f"{needed / GIB:.1f} GiB for the models on it ({most})"
-            npus_by_reason.setdefault(f"device memory of NPU {{}} is {total / GIB:.1f} GiB, expected {needs}", []).append(
-                str(number)
-            )
+            reason = f"is {total / GIB:.1f} GiB, expected {needed / GIB:.1f} GiB for the models on it ({most})"
+            npus_by_reason.setdefault(reason, []).append(str(number))
     for reason, numbers in npus_by_reason.items():
-        yield reason.format(", ".join(numbers)) + ". Place fewer models or instances on it"
+        yield f"device memory of NPU {', '.join(numbers)} {reason}. Place fewer models or instances on it"
 
 
 def mounts(server: Mapping[str, Any], installed: bool) -> Iterator[str]:
@@ -237,12 +232,10 @@ def headers(kernel: str, installs: bool) -> List[str]:
 
 def secure_boot() -> List[str]:
     """Return a list with the reason if the kernel would refuse a module that DKMS builds, or an empty list."""
-    try:
-        with open(SECURE_BOOT, "rb") as source:
-            # The value follows four bytes of attributes.
-            on = source.read()[4:] == b"\1"
-    except OSError:
-        on = False
+    on = False
+    with suppress(OSError), open(SECURE_BOOT, "rb") as source:
+        # The value follows four bytes of attributes.
+        on = source.read()[4:] == b"\1"
     if not on or any("is already enrolled" in run("mokutil", "--test-key", key)[1] for key in MOK_KEYS if os.path.exists(key)):
         return []
     return [
@@ -252,30 +245,26 @@ def secure_boot() -> List[str]:
     ]
 
 
-def _engine_name() -> Optional[str]:
-    """Return the name of the engine that answers at the socket, or None if no engine answers."""
-    try:
-        version = Engine().get("/version") or {}
-    except OSError:
-        return None
-    return ", ".join(component.get("Name", "") for component in version.get("Components") or []) or "Engine"
+def _engine_name() -> str:
+    """Return the name of the engine that answers at the socket, or an empty text if no engine answers."""
+    with suppress(OSError):
+        return ", ".join(component.get("Name", "") for component in (Engine().get("/version") or {}).get("Components") or [])
+    return ""
 
 
-def engine(actual: Mapping[str, Any], installed: Mapping[str, Any], name: Optional[str]) -> Iterator[str]:
+def engine(actual: Mapping[str, Any], installed: Mapping[str, Any], name: str) -> Iterator[str]:
     """Yield the reasons why a Docker engine cannot be installed or run."""
     others = set(installed) & set(ENGINE_PACKAGES)
     for package in sorted(set(installed) & set(CONFLICTS)):
         if package == "containerd.io" and "docker-ce" in others:
             continue
         yield f"package {package} is installed, expected a host without it ({CONFLICTS[package]}). Run `apt-get remove {package}`"
-    if name and "podman" in name.lower():
+    if "podman" in name.lower():
         yield "podman answers at /var/run/docker.sock, expected the engine of Docker. Run `systemctl disable --now podman.socket`"
     if os.path.isdir("/var/snap/docker"):
         yield "Docker is installed from a snap, which sees neither /dev/rbln* nor files outside of homes. Run `snap remove docker`"
     if actual["daemon"] is None:
-        yield "/etc/docker/daemon.json is broken ({}), expected JSON to merge with. Repair it manually".format(
-            actual["daemon_error"]
-        )
+        yield f"/etc/docker/daemon.json is broken ({actual['daemon_error']}), expected JSON to merge with. Repair it manually"
 
 
 def clash(listen: str, bound: str) -> bool:
@@ -363,15 +352,12 @@ def _disk_needs(desired: Mapping[str, Any], planned_actions: Set[Tuple[str, str]
 def disk(needs: Mapping[str, int], free: Any) -> Iterator[str]:
     """Yield a reason for each file system that has less free space than all its directories in `needs` together."""
     paths_by_device: Dict[int, List[str]] = {}
-    free_by_device: Dict[int, int] = {}
     for path in needs:
-        device, free_bytes = free(path)
-        paths_by_device.setdefault(device, []).append(path)
-        free_by_device[device] = free_bytes
-    for device, paths in paths_by_device.items():
-        needed = sum(needs[path] for path in paths)
-        if free_by_device[device] < needed:
+        paths_by_device.setdefault(free(path)[0], []).append(path)
+    for paths in paths_by_device.values():
+        needed, free_bytes = sum(needs[path] for path in paths), free(paths[0])[1]
+        if free_bytes < needed:
             yield (
-                f"free space of {' and '.join(sorted(paths))} is {free_by_device[device] / GIB:.1f} GiB, expected "
-                f"{needed / GIB:.0f}. Make room, or correct preflight_disk_*"
+                f"free space of {' and '.join(sorted(paths))} is {free_bytes / GIB:.1f} GiB, expected {needed / GIB:.0f}. Make "
+                "room, or correct preflight_disk_*"
             )

@@ -12,7 +12,7 @@ import html
 import json
 import re
 import urllib.parse
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Match, Pattern, Set, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Mapping, Match, Pattern, Set, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, MIN_LENGTH, WORDS, looks_secret
 
@@ -86,14 +86,8 @@ def is_headers(name: Any, value: Any) -> bool:
 
 def forms(value: str) -> Set[str]:
     """Return a value in the forms in which it can occur: plain, JSON, URL, HTML, hexadecimal, and quoted for shell and Python."""
-    variants = {
-        value,
-        value.strip(),
-        html.escape(value),
-        html.escape(value, quote=False),
-        value.replace("'", "'\\''"),
-        repr(value)[1:-1],
-    }
+    variants = {value, value.strip(), value.replace("'", "'\\''"), repr(value)[1:-1]}
+    variants |= {html.escape(value), html.escape(value, quote=False)}
     variants |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
     quoted = {urllib.parse.quote(value, safe=safe) for safe in ("", "/", ":/", "!$&'()*+,;=", "!$&'()*+,;=:/@")}
     quoted |= {urllib.parse.quote_plus(value), "".join(_percent(byte) for byte in value.encode())}
@@ -165,8 +159,7 @@ class Redactor:
     def _without_known(self, text: str) -> str:
         plain, encoded = self._ordered
         for entry in plain:
-            if entry in text:
-                text = text.replace(entry, MARK)
+            text = text.replace(entry, MARK)
         for entry in encoded:
             if entry in text:
                 # The characters around the match belong to the same base64 text, so they are removed, too.
@@ -184,7 +177,10 @@ class _Cleaner:
 
     def content(self, value: Any, secret: bool = False) -> Any:
         if isinstance(value, Mapping):
-            return self._mapping(value, secret)
+            return {
+                self.text(str(name)): self.content(inner, secret or looks_secret(str(name)) or is_headers(name, inner))
+                for name, inner in value.items()
+            }
         if isinstance(value, (list, tuple)):
             return self._list(value, secret)
         if value is None or isinstance(value, bool) or value == "":
@@ -193,12 +189,6 @@ class _Cleaner:
             self.count += 1
             return self._replace(str(value))
         return self.text(value) if isinstance(value, str) else value
-
-    def _mapping(self, value: Mapping[Any, Any], secret: bool) -> Dict[str, Any]:
-        return {
-            self.text(str(name)): self.content(inner, secret or looks_secret(str(name)) or is_headers(name, inner))
-            for name, inner in value.items()
-        }
 
     def _list(self, value: Iterable[Any], secret: bool) -> List[Any]:
         cleaned, after_option = [], False

@@ -71,6 +71,11 @@ def looks_secret(name: str) -> bool:
     return SECRET_NAME.search(name) is not None or name.lower() in EXACT_NAMES
 
 
+def is_path(name: str, value: str) -> bool:
+    """Return True if a value is a path by its name and its form, and so is not secret."""
+    return PATH_NAME.search(name) is not None and PATHS.fullmatch(value) is not None
+
+
 def replace_logins(text: str, replacement: str = "") -> str:
     """Return the text with the login of each address replaced, including the @."""
     return LOGIN_AT.sub(lambda found: found["keep"] + replacement, text)
@@ -130,7 +135,7 @@ def seal(value: str, key: str) -> str:
 def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = "") -> Any:
     """Return nested values in which each value that may be secret is sealed.
 
-    A value with a name in `clear` stays readable, except if it contains an @, because it can then contain a login.
+    A value with a name in `clear` stays readable, unless it contains an @, because it can then contain a login.
     """
     if isinstance(values, Mapping):
         return {field: seal_values(values[field], key, clear, str(field)) for field in values}
@@ -139,7 +144,7 @@ def seal_values(values: Any, key: str, clear: Sequence[str] = (), name: str = ""
     if values is None or isinstance(values, bool):
         return values
     value = str(values)
-    if not value or (PATH_NAME.search(name) and PATHS.fullmatch(value)):
+    if not value or is_path(name, value):
         return values
     shown = not isinstance(values, str) or SMALL.fullmatch(value) or (name in clear and "@" not in value)
     return values if shown and not looks_secret(name) else seal(value, key)
@@ -167,9 +172,8 @@ def _seal_option(option: str, value: str, key: str) -> str:
     name = option.lstrip("-")
     if looks_secret(name):
         return seal(value, key)
-    if name in CLEAR_OPTIONS and CLEAR_VALUE.fullmatch(value):
-        return value
-    if value.isdigit() or SMALL.fullmatch(value) or PATHS.fullmatch(value):
+    is_clear = name in CLEAR_OPTIONS and CLEAR_VALUE.fullmatch(value)
+    if is_clear or value.isdigit() or SMALL.fullmatch(value) or PATHS.fullmatch(value):
         return value
     head, equals, tail = value.partition("=")
     if SETTINGS.fullmatch(name) and equals and SETTING.fullmatch(head):
@@ -181,13 +185,13 @@ def _seal_option(option: str, value: str, key: str) -> str:
 def seal_unit(text: str, key: str) -> str:
     """Return a systemd unit with the values of all lines sealed, except for lines that match UNIT_LINE."""
 
-    def line(word: str) -> str:
-        if UNIT_LINE.fullmatch(word):
-            return word
-        name, equals, value = word.partition("=")
-        return f"{name}={seal(value, key)}" if equals and re.fullmatch(r"\w{1,60}", name) else seal(word, key)
+    def seal_line(line: str) -> str:
+        if UNIT_LINE.fullmatch(line):
+            return line
+        name, equals, value = line.partition("=")
+        return f"{name}={seal(value, key)}" if equals and re.fullmatch(r"\w{1,60}", name) else seal(line, key)
 
-    return "".join(line(entry.rstrip("\n")) + "\n" * entry.endswith("\n") for entry in text.splitlines(keepends=True))
+    return "".join(seal_line(entry.rstrip("\n")) + "\n" * entry.endswith("\n") for entry in text.splitlines(keepends=True))
 
 
 def remove_values(text: str, raw: Iterable[str], shown: Iterable[str]) -> str:

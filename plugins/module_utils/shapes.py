@@ -74,9 +74,8 @@ def parse(raw: Union[str, bytes], size: int = MAX_SIZE) -> Any:
         raise ValueError(f"it has more than {size} bytes")
     try:
         # The bytes are decoded here, because they must be UTF-8. json.loads would guess their encoding.
-        text = raw.decode() if isinstance(raw, bytes) else raw
         data = json.loads(
-            text,
+            raw.decode() if isinstance(raw, bytes) else raw,
             parse_constant=_parse_finite,
             parse_int=_parse_whole_number,
             parse_float=_parse_finite,

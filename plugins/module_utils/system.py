@@ -37,10 +37,7 @@ def capture(
     env: Optional[Mapping[str, str]] = None,
     size: Optional[int] = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command, and return its exit code and output.
-
-    Kills the command and raises subprocess.TimeoutExpired after `seconds`, or OutputTooLarge after `size` bytes.
-    """
+    """Run a command, and return its exit code and output. Raises TimeoutExpired, or OutputTooLarge after `size` bytes."""
     # These imports are slow, and most calls of modules run no command.
     import selectors
     import threading

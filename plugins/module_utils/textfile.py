@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files with metrics ("pages") for the textfile collector of node exporter.
 
-Node exporter drops a whole page if one of its lines is invalid or if a series occurs twice. So
-`page` leaves out repeated series and values that are not finite, and shortens and escapes labels.
+Node exporter drops a whole page if one of its lines is invalid or if a series occurs twice. So `page` leaves out repeated series
+and values that are not finite, and shortens and escapes labels.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _DESCRIPTION = "Number of series of a metric that were dropped, because a metric
 def page(families: Mapping[str, Sequence[Sample]], descriptions: Mapping[str, str]) -> str:
     """Return the metrics as a page, sorted by name and labels. Metrics without a series have no line.
 
-    Of several series with the same labels, only the first one counts. Series whose value is not finite are left out. If there are
-    more than MAX_SERIES series, the page has the first MAX_SERIES of them and the number of dropped series.
+    If several series have the same labels, only the first series counts. If there are more than MAX_SERIES series, the page has the
+    first MAX_SERIES of them and the number of dropped series.
     """
     lines, dropped = [], []
     for name in sorted(families):

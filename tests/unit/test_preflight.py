@@ -272,7 +272,7 @@ def test_engines_in_the_way() -> None:
         "package podman-docker is installed",
         "podman answers at /var/run/docker.sock",
     ]
-    (reason,) = subject.engine({"daemon": None, "daemon_error": "Expecting value"}, {}, None)
+    (reason,) = subject.engine({"daemon": None, "daemon_error": "Expecting value"}, {}, "")
     assert reason == "/etc/docker/daemon.json is broken (Expecting value), expected JSON to merge with. Repair it manually"
 
 
