@@ -13,7 +13,7 @@ import glob
 import os
 import re
 import shlex
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.system import read_text
@@ -54,14 +54,6 @@ PACKAGED_UNIT = (
     "[Service]\nEnvironmentFile=-/etc/default/docker\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n",
 )
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-
-
-class Flag(NamedTuple):
-    """A flag of dockerd: its option in daemon.json, the flag as written, and the file that sets it."""
-
-    option: str
-    written: str
-    source: str
 
 
 def parse(raw: Optional[str]) -> Dict[str, Any]:
@@ -132,11 +124,11 @@ def read_flags() -> Dict[str, str]:
     if not words or os.path.basename(words[0][0].lstrip("@-:+!")) != PROGRAM:
         # Systemd starts another program, such as a script that starts dockerd. Only the running process shows the flags.
         words = _running_command_line()
-    return {flag.option: f"{flag.written} in {flag.source}" for flag in parse_flags(words)}
+    return dict(parse_flags(words))
 
 
-def parse_flags(words: Sequence[Tuple[str, str]]) -> Iterator[Flag]:
-    """Yield the flags of a command line. `words` has each word of the command line, with the file that sets the word."""
+def parse_flags(words: Sequence[Tuple[str, str]]) -> Iterator[Tuple[str, str]]:
+    """Yield (option, "FLAG in FILE") of a command line. `words` has each word, with the file that sets the word."""
     for position, (word, source) in enumerate(words):
         if position == 0 or not re.match(r"-\w|--\w", word):
             continue
@@ -146,11 +138,11 @@ def parse_flags(words: Sequence[Tuple[str, str]]) -> Iterator[Flag]:
                 value = value if equals else "".join(following for following, _source in words[position + 1 : position + 2])
                 if os.path.normpath(value) == DAEMON_JSON:
                     continue
-            yield Flag(PLURALS.get(name, name), "--" + name, source)
+            yield PLURALS.get(name, name), f"--{name} in {source}"
             continue
         for letter in word[1:]:
             name = SHORT_SWITCHES.get(letter) or SHORT_FLAGS.get(letter, letter)
-            yield Flag(PLURALS.get(name, name), "-" + letter, source)
+            yield PLURALS.get(name, name), f"-{letter} in {source}"
             if letter not in SHORT_SWITCHES:
                 break
 

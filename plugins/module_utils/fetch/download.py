@@ -46,9 +46,6 @@ def display_name(origin: Mapping[str, Any]) -> str:
     return str(origin.get("bundle") or origin.get("file") or (http_probe.public_address(url) if url else "nowhere"))
 
 
-# Bundles
-
-
 def blobs_in_bundle(path: str) -> Dict[str, int]:
     """Return {digest: size} of the blobs in a bundle: a directory with files blobs/sha256/<digest>, or a tar of that directory."""
     if not path:
@@ -107,9 +104,6 @@ def _from_bundle(path: str, digest: str, sink: Any, source: Source) -> None:
         copy(read, sink, source, size_in_bundle)
 
 
-# Sizes
-
-
 def size(origin: Mapping[str, Any], digest: str, options: Mapping[str, Any], secrets: Mapping[str, str]) -> Optional[int]:
     """Return the size of a file at its source, or None if the source does not report it.
 
@@ -130,9 +124,6 @@ def size(origin: Mapping[str, Any], digest: str, options: Mapping[str, Any], sec
     if why:
         raise SourceError(why)
     return found
-
-
-# Fetching
 
 
 def fetch(

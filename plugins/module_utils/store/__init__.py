@@ -28,13 +28,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.files import
     write_text,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.store.history import append_history, read_history
-from ansible_collections.npufleet.triton.plugins.module_utils.store.holds import (
-    apply_holds,
-    holds_after,
-    holds_from_history,
-    read_holds,
-    write_holds,
-)
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move, Record
 from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import (
     FACTS,
@@ -51,7 +44,15 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.releases imp
     served_names,
     small_file,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.store.rollback import rollback_moves, rollback_target
+from ansible_collections.npufleet.triton.plugins.module_utils.store.rollback import (
+    apply_holds,
+    holds_after,
+    holds_from_history,
+    read_holds,
+    rollback_moves,
+    rollback_target,
+    write_holds,
+)
 from ansible_collections.npufleet.triton.plugins.module_utils.store.transaction import (
     close_transaction,
     history_lines,

@@ -62,9 +62,6 @@ def locked(directory: str, wait: bool = True) -> Iterator[None]:
         os.close(handle)
 
 
-# Blobs in the store
-
-
 def _stamp(found: os.stat_result) -> str:
     return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}\n"
 
@@ -138,9 +135,6 @@ def shortage(where: str, free: int, partial: Mapping[str, int], sizes: Mapping[s
     )
 
 
-# Transferred blobs
-
-
 def ingest(root: str, incoming: Optional[str], digests: List[str], sources: Optional[Mapping[str, str]] = None) -> None:
     """Verify all transferred blobs, then move them into the store. Raises StoreError if a blob is missing or wrong.
 
@@ -193,9 +187,6 @@ def _verify(root: str, incoming: Optional[str], digest: str, source: str) -> Opt
     os.unlink(staged)
     origin = f" from {source}" if source else ""
     return f"blob {digest[:12]} arrived{origin} with SHA-256 {proven}, expected {digest}, and was removed"
-
-
-# Removal
 
 
 def collect(root: str, keep: int) -> Dict[str, Any]:

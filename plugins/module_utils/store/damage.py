@@ -31,10 +31,9 @@ def find(root: str) -> Dict[str, str]:
 
 
 def holds_unknown(root: str) -> Optional[str]:
-    """Return the reason why the holds are unknown, or None.
+    """Return the reason why the holds (rollback.py) are unknown, or None.
 
-    A hold keeps a model on the release to which an operator rolled it back (holds.py). If holds are unknown, a change could deploy
-    the release that was rolled back.
+    If holds are unknown, a change could deploy a release that an operator has rolled back.
     """
     flaw = store.read(root, store.HOLDS).flaw
     if not flaw or not store.served_names(root):

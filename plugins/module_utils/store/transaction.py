@@ -16,8 +16,8 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.store import history, releases
 from ansible_collections.npufleet.triton.plugins.module_utils.store.files import TRANSACTION, Run, StoreError, read, write_json
-from ansible_collections.npufleet.triton.plugins.module_utils.store.holds import holds_from_history, read_holds, write_holds
 from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move
+from ansible_collections.npufleet.triton.plugins.module_utils.store.rollback import holds_from_history, read_holds, write_holds
 from ansible_collections.npufleet.triton.plugins.module_utils.system import timestamp
 
 
