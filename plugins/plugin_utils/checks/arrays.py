@@ -17,8 +17,9 @@ DTYPES = tuple(inference.NUMPY)
 # The keys that name the source of an array, for inputs and for expected values
 SOURCES = ("npy", "raw", "text", "numbers", "file", "image", "generated")
 GOLDEN_SOURCES = ("npy", "numbers", "file")
-# Sources that need a dtype and a shape, and sources that allow a dtype
+# Sources that need a dtype and a shape
 SHAPED = ("raw", "generated")
+# Sources that allow a dtype
 TYPED = (*SHAPED, "numbers", "file", "image", "npy")
 # Keys of the source `generated`, {key: True if required}
 GENERATED_KEYS = {"seed": False, "low": False, "high": False}

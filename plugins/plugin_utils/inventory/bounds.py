@@ -17,7 +17,8 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import l
 
 # Limits of the bytes of a file name and of a path. The limit of a path is low, because this project creates files below some paths.
 MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 1024
-MAX_STEM_BYTES = 200  # A name that becomes a part of file names, such as release-<name>-<random>
+# Limit of the bytes of a name that becomes a part of file names, such as release-<name>-<random>
+MAX_STEM_BYTES = 200
 MAX_ENTRIES = 1000  # Entries of a list or a map
 MAX_LINE, MAX_TEXT = 4096, 1 << 20  # Characters of one line, and of a text with several lines
 DAY = 86400  # Seconds

@@ -39,18 +39,15 @@ def differences(actual: Mapping[str, Any], locked: Mapping[str, Any], lock_file:
     key = "content" if "content" in base else "id"
     if base["reference"] == actual["base"]["reference"] and base[key] != actual["base"][key]:
         reasons.append(f"base image {base['reference']} is {actual['base'][key]}, expected {base[key]}")
-    actual_wheels, locked_wheels = actual["wheels"], locked["wheels"]
-    for name in sorted(set(actual_wheels) & set(locked_wheels)):
-        if actual_wheels[name] != locked_wheels[name]:
-            reasons.append(f"{name} has SHA-256 {actual_wheels[name]}, expected {locked_wheels[name]}")
-    if same_requirements(actual["requirements"], locked):
-        reasons += [
-            f"{name} has SHA-256 {actual_wheels[name]}, expected no such file"
-            for name in sorted(set(actual_wheels) - set(locked_wheels))
-        ]
-        reasons += [
-            f"{name} is missing, expected SHA-256 {locked_wheels[name]}" for name in sorted(set(locked_wheels) - set(actual_wheels))
-        ]
+    all_listed = same_requirements(actual["requirements"], locked)
+    for name in sorted({*actual["wheels"], *locked["wheels"]}):
+        digest, locked_digest = actual["wheels"].get(name), locked["wheels"].get(name)
+        if all_listed and digest is None:
+            reasons.append(f"{name} is missing, expected SHA-256 {locked_digest}")
+        elif all_listed and locked_digest is None:
+            reasons.append(f"{name} has SHA-256 {digest}, expected no such file")
+        elif None not in (digest, locked_digest) and digest != locked_digest:
+            reasons.append(f"{name} has SHA-256 {digest}, expected {locked_digest}")
     if reasons:
         reasons.append(
             f"Compare with their source. If the change is right, remove `supply` of release {release} from {lock_file}, "

@@ -150,8 +150,8 @@ class Templated(Mapping[str, Any]):
 
     `raw` has a template or a plain value for each variable. The converted value replaces the raw value. `template` evaluates a
     template, and looks names up in `raw`. `names` are the variables that the inventory or the command line sets. Reading a value of
-    a wrong type raises Refusal. `type_errors` are the errors of the plain values of `names`. `results_prefix` is the prefix of the
-    files with shared results (shared_results.py). This prefix is equal for all hosts of a task and a batch.
+    a wrong type raises Refusal. `type_errors` are the errors of the values of `names` that are no templates. `results_prefix` is
+    the prefix of the files with shared results (shared_results.py). This prefix is equal for all hosts of a task and a batch.
     """
 
     def __init__(self, raw: Dict[str, Any], template: Any, names: Collection[str] = (), results_prefix: str = "") -> None:

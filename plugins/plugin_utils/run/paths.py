@@ -19,8 +19,8 @@ def files_of(directory: str) -> Dict[str, bytes]:
     """Return {relative path: content} of all files below a directory. Links are followed. Bytecode is left out."""
     contents = {}
     for parent, names, files in trees.walk(directory, follow=True):
-        names[:] = sorted(name for name in names if name != "__pycache__")
-        for name in sorted(files):
+        names[:] = [name for name in names if name != "__pycache__"]
+        for name in files:
             path = os.path.join(parent, name)
             with open(path, "rb") as source:
                 contents[os.path.relpath(path, directory)] = source.read()
