@@ -162,7 +162,7 @@ def _delivery_suppliers(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]
     """Yield the registry of the image as a supplier, for the pull of the image and for each push."""
     repository, registry = variables["triton_image_delivery_repository"], variables["triton_image_delivery_registry"]
     login = "triton_image_delivery"
-    engine_hint = "or see what this host's engine lacks to reach it (docs/production.md)"
+    engine_hint = "or configure this host's engine for the registry (docs/production.md)"
     locked = in_repository(variables["npufleet_locked"].get("repo_digest"), repository)
     if locked:
         todo = f"correct {login}_user and _password, {engine_hint}"
