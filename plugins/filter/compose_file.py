@@ -40,18 +40,6 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Read the container with its secrets
-  npufleet.triton.host_state:
-    concerns: [server]
-    unsealed: true
-  register: unsealed
-  no_log: true
-
-- name: Read the state of the host
-  npufleet.triton.host_state:
-    concerns: [server]
-  register: state
-
 - name: Show the Compose file
   ansible.builtin.debug:
     msg: "{{ (unsealed | npufleet.triton.compose_file(state, inventory_hostname, 300)).file }}"

@@ -24,11 +24,9 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Write the constraints
-  ansible.builtin.copy:
-    content: "{{ ['numpy<2'] | npufleet.triton.image_wheel_constraints({}) }}"
-    dest: /tmp/constraints.txt
-    mode: "0600"
+- name: Show the constraints
+  ansible.builtin.debug:
+    msg: "{{ ['numpy<2'] | npufleet.triton.image_wheel_constraints({}) }}"
 """
 
 RETURN = r"""
