@@ -119,12 +119,11 @@ def shown(option: Mapping[str, Any], defaults: str = "defaults/main.yml") -> str
 
 
 def tables(role: Path) -> str:
-    """Return all variables of a role as Markdown, between the markers."""
+    """Return the variables of a role that a site may set as Markdown, between the markers."""
     lines = [BEGIN]
     for name, entry in entry_points(role).items():
-        if entry.get("options"):
-            title = [] if name in WHOLE_ROLE else ["", entry["short_description"] + ":"]
-            lines += [*title, "", "| Variable | Type | Default | What it is |", "|---|---|---|---|", *rows(entry["options"])]
+        if entry.get("options") and name in WHOLE_ROLE:
+            lines += ["", "| Variable | Type | Default | What it is |", "|---|---|---|---|", *rows(entry["options"])]
     return "\n".join([*lines, "", END])
 
 
