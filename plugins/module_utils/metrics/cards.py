@@ -29,7 +29,6 @@ HELP = {
     "npufleet_cards_read_ok": "Whether the vendor's tool listed the cards (1) or failed (0).",
     "npufleet_driver_info": "Loaded version of the driver (empty if none is loaded), and the version in the inventory.",
 }
-INFO = ("bus_id", "name", "uuid", "firmware", "group")
 
 
 class Driver(NamedTuple):
@@ -56,6 +55,6 @@ def families(driver: Driver, cards: Optional[List[Card]], now: float) -> Familie
         for name, (field, _description) in READINGS.items():
             value = getattr(card, field)
             found[name] += [] if value is None else [(labels, value)]
-        info = {field: getattr(card, field) for field in INFO}
+        info = {field: getattr(card, field) for field in ("bus_id", "name", "uuid", "firmware", "group")}
         found["npufleet_card_info"].append(({**labels, **info}, 1))
     return found

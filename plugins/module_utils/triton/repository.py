@@ -12,6 +12,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton import cont
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import URL_UNSAFE, http_json, is_url_safe
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import (
+    describe_versions,
     in_sync,
     load_failures,
     read_served,
@@ -148,11 +149,9 @@ class Server(NamedTuple):
         self.unload(name)
         self.request(name, "load")
         if not self.wait_in_sync(name, model):
-            raise Refused(
-                "the server accepted the load, but serves {}, expected release {}. Does it read the files of the store?".format(
-                    self.describe(name), (model["release"] or "any")[:12]
-                )
-            )
+            actual = describe_versions(self.served().get(name, {})) or "no version"
+            expected = f"expected release {(model['release'] or 'any')[:12]}. Does it read the files of the store?"
+            raise Refused(f"the server accepted the load, but serves {actual}, {expected}")
 
     def wait_in_sync(self, name: str, model: Mapping[str, Any]) -> bool:
         """Wait until no version of a model is loading or unloading. Return True if the model is in sync. Raises Refused."""
@@ -167,14 +166,6 @@ class Server(NamedTuple):
             if not busy or time.monotonic() >= deadline:
                 return False
             time.sleep(next(waits))
-
-    def describe(self, name: str) -> str:
-        """Return the served versions of a model, with state and release, as text."""
-        versions = self.served().get(name, {})
-        return ", ".join(
-            f"version {number} {version['state']} {(version['release'] or 'no release')[:12]}"
-            for number, version in sorted(versions.items())
-        )
 
 
 class Change:

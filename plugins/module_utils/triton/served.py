@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import keys
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import URL_UNSAFE, http_json, is_url_safe
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
 
 RELEASE = "npufleet_release"
 # Time limit in seconds of all requests together: the index, and the config of each model
@@ -67,6 +68,17 @@ def load_failures(versions: Mapping[str, Any]) -> List[str]:
     """Return Triton's reasons for the versions that failed to load. Versions that were unloaded on request are left out."""
     reasons = [version["reason"] for version in versions.values() if version["state"] == "UNAVAILABLE"]
     return [reason for reason in reasons if reason not in ("", "unloaded")]
+
+
+def describe_versions(versions: Mapping[str, Any]) -> Optional[str]:
+    """Return the versions of a model as text: READY versions with their releases, other versions with Triton's reasons."""
+    texts = []
+    for version, entry in sorted(versions.items()):
+        details = plain(entry["reason"])
+        if entry["state"] == "READY":
+            details = (entry["release"] or "no release")[:12] + (f" ({URL_UNSAFE})" if entry["reason"] == URL_UNSAFE else "")
+        texts.append("version {} {} {}".format(version, entry["state"], details).strip())
+    return ", ".join(texts) or None
 
 
 def in_sync(versions: Mapping[str, Any], model: Mapping[str, Any]) -> bool:

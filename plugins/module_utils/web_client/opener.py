@@ -38,14 +38,6 @@ def open_request(request: urllib.request.Request, proxies: Mapping[str, str], ca
         raise OSError(f"the answer is not HTTP ({type(error).__name__}: {reason})") from None
 
 
-def _trust(ca: Optional[str]) -> ssl.SSLContext:
-    """Return a TLS context that trusts the certificate authorities of the system and the authorities in the PEM text `ca`."""
-    context = ssl.create_default_context()
-    if ca:
-        context.load_verify_locations(cadata=ca)
-    return context
-
-
 class _RedirectHandler(urllib.request.HTTPRedirectHandler):
     """A handler that sends no login to the target of a redirect. A proxy still gets its own login from urllib."""
 
@@ -67,7 +59,11 @@ class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
         return self.do_open(functools.partial(_Connection, budget=self._budget), req)
 
     def https_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(functools.partial(_Connection, budget=self._budget, context=_trust(self._ca)), req)
+        # This context trusts the certificate authorities of the system, and the authorities in the PEM text `ca`.
+        context = ssl.create_default_context()
+        if self._ca:
+            context.load_verify_locations(cadata=self._ca)
+        return self.do_open(functools.partial(_Connection, budget=self._budget, context=context), req)
 
 
 class _Connection(http.client.HTTPConnection):

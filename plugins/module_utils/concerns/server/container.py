@@ -61,8 +61,8 @@ def container_facts(inspect: Mapping[str, Any], image: Mapping[str, Any]) -> Dic
         "ipc": "default" if host.get("IpcMode") in (None, "", "private", "shareable") else host["IpcMode"],
         "cpus": (host.get("NanoCpus") or 0) / 1e9,
         "pids_limit": max(host.get("PidsLimit") or 0, 0),
-        # The engine itself adds this option to a privileged container, so it is left out.
-        "security": sorted({_without_true(option) for option in host.get("SecurityOpt") or []} - {"label=disable"}),
+        # Not all engines write the ending `=true` or `:true`. The engine itself adds `label=disable` to a privileged container.
+        "security": sorted({re.sub("[:=]true$", "", option) for option in host.get("SecurityOpt") or []} - {"label=disable"}),
         "user": setting("User"),
         "working_dir": setting("WorkingDir"),
     }
@@ -75,11 +75,6 @@ def _device_request(request: Mapping[str, Any]) -> str:
     # Docker Compose adds capabilities to each request. Those of a CDI request are left out, because engines ignore them.
     kinds = [kind for kinds in request.get("Capabilities") or [] for kind in kinds if request.get("Driver") != "cdi"]
     return " ".join([request.get("Driver") or "any", *kinds, ",".join(devices)])
-
-
-def _without_true(option: str) -> str:
-    """Return a security option without a trailing `=true` or `:true`, which not all engines write."""
-    return re.sub("[:=]true$", "", option)
 
 
 def environment(config: Mapping[str, Any]) -> Dict[str, str]:

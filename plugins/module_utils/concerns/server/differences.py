@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import INSPECT, Item, item
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import URL_UNSAFE
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.log import plain
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import in_sync, versions_in
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import describe_versions, in_sync, versions_in
 
 CONCERN = "server"
 HANGING, VERSION = "loads", "version"
@@ -109,21 +107,11 @@ def diff_models(desired: Mapping[str, Any], served: Mapping[str, Any]) -> List[I
     for name, model in sorted(desired["models"].items()):
         versions = served.get(name) or {}
         if not in_sync(versions, model):
-            plan.append(item(CONCERN, name, _actual_versions(versions), _desired_versions(model), load))
+            plan.append(item(CONCERN, name, describe_versions(versions), _desired_versions(model), load))
     for name in sorted(set(served) - set(desired["models"])):
         if versions_in(served[name], "READY"):
-            plan.append(item(CONCERN, name, _actual_versions(served[name]), None, unload))
+            plan.append(item(CONCERN, name, describe_versions(served[name]), None, unload))
     return plan
-
-
-def _actual_versions(versions: Mapping[str, Any]) -> Optional[str]:
-    texts = []
-    for version, entry in sorted(versions.items()):
-        details = plain(entry["reason"])
-        if entry["state"] == "READY":
-            details = (entry["release"] or "no release")[:12] + (f" ({URL_UNSAFE})" if entry["reason"] == URL_UNSAFE else "")
-        texts.append("version {} {} {}".format(version, entry["state"], details).strip())
-    return ", ".join(texts) or None
 
 
 def _desired_versions(model: Mapping[str, Any]) -> str:
