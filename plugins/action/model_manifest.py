@@ -20,8 +20,6 @@ OPTIONS = {
     "models": {"type": "list", "elements": "str"},
     "release": {"type": "str"},
 }
-# Models by name, findings of the linter, and further errors
-LintedModels = Tuple[Dict[str, Any], List[Finding], List[str]]
 
 
 class ActionModule(FleetAction):
@@ -61,8 +59,10 @@ class ActionModule(FleetAction):
         return row_of(str(name), rows[str(name)])
 
     @staticmethod
-    def _models_of_host(selected: List[str], row: Optional[Row], variables: Mapping[str, Any]) -> LintedModels:
-        """Return the models that the inventory assigns to the host, as the host would get them. Raises Refusal."""
+    def _models_of_host(
+        selected: List[str], row: Optional[Row], variables: Mapping[str, Any]
+    ) -> Tuple[Dict[str, Any], List[Finding], List[str]]:
+        """Return (models by name, findings, further errors) of the models that the host would get. Raises Refusal."""
         overrides: Dict[str, Any] = {}
         if row:
             overrides = {"rbln_release": row.name, "npufleet_release_row": variables["npufleet_release_rows"][row.name]}

@@ -11,6 +11,7 @@ from typing import Any, Dict, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import CREDENTIALS_HOME, OBJECT_STORE_MODEL
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.container import sealed_container
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import HOME
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import container, device_access, server_key
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 
@@ -28,7 +29,9 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     if reasons:
         raise Refusal(reasons)
     cloud_keys = credentials(variables["triton_server_cloud_credentials"])
-    cloud_volume = ["{0}:{0}:ro".format(cloud_keys["path"])] if cloud_keys else []
+    key = server_key.desired(variables)
+    # The container reads these paths of the host: the file with keys to object stores, and the directory with its API key.
+    key_paths = [*([cloud_keys["path"]] if cloud_keys else []), *([HOME] if key else [])]
     binds = device_access.mounts(variables, list(map(container.volume, variables["triton_server_volumes"])))
     command = container.command(variables, sorted([*context.manifests, *context.cloud_models]), image.get("options") or [])
     ports = container.ports(variables)
@@ -37,7 +40,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "name": variables["triton_server_name"],
         "image": {"reference": image["reference"], "content": image["content"]},
         "credentials": cloud_keys,
-        "key": server_key.desired(variables),
+        "key": key,
         "key_fingerprint": server_key.digest(variables),
         "grpc": container.accepts_grpc(variables),
         "container": {
@@ -54,7 +57,7 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
             "shm_size": container.size_of(variables, "triton_server_shm_size"),
             "stop_timeout": int(variables["triton_server_stop_timeout"]),
             "ulimits": container.ulimits(variables),
-            "volumes": sorted([*binds, *cloud_volume, *server_key.volumes(variables)]),
+            "volumes": sorted([*binds, *(f"{path}:{path}:ro" for path in key_paths)]),
             **container.ENGINE_DEFAULTS,
             **device_access.limits(variables),
             "cpuset": variables["triton_server_cpuset"],

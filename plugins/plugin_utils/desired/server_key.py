@@ -14,7 +14,6 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.keys import (
     API_GROUPS,
     FILE,
-    HOME,
     RESTRICT_OPTIONS,
     SHELL,
     fingerprint,
@@ -61,11 +60,6 @@ def command(variables: Mapping[str, Any], line: List[str]) -> List[str]:
     listed = ",".join(api for api in API_GROUPS if api in apis)
     arguments = " ".join(f'"--{option}={listed}:{variables["triton_server_api_key_name"]}=$key"' for option in RESTRICT_OPTIONS)
     return ["sh", "-c", START + arguments, SHELL, *line]
-
-
-def volumes(variables: Mapping[str, Any]) -> List[str]:
-    """Return the bind mount of the directory with the key, or [] if no API is restricted."""
-    return [f"{HOME}:{HOME}:ro"] if variables["triton_server_restricted_apis"] else []
 
 
 def reasons(variables: Mapping[str, Any]) -> List[str]:

@@ -25,7 +25,8 @@ def host_entry(when: str, name: str, result: Optional[Mapping[str, Any]], releas
     """Return the entry of a host. `result` is its result of host_state, or None if no task has read the host."""
     known_result = result or {"failed": True, "msg": f"{name} was not read"}
     maintenance = known_result.get("maintenance")
-    state = _state(known_result)
+    default_state = "drift" if known_result.get("plan") else "in sync"
+    state = next((state for state in ("unreachable", "failed", "maintenance") if known_result.get(state)), default_state)
     report: List[str] = list(known_result.get("report") or [] if "report" in known_result else [known_result.get("msg", "")])
     if state == "maintenance" and maintenance:
         report = ["in maintenance: {reason} ({by}, {since})".format(**{"reason": "", "by": "", "since": "", **maintenance})]
@@ -42,8 +43,3 @@ def host_entry(when: str, name: str, result: Optional[Mapping[str, Any]], releas
         "models": {model: {key: entry[key] for key in ("source", "release")} for model, entry in models.items()},
         "actual": known_result.get("actual") or {},
     }
-
-
-def _state(result: Mapping[str, Any]) -> str:
-    states = [state for state in ("unreachable", "failed", "maintenance") if result.get(state)]
-    return states[0] if states else "drift" if result.get("plan") else "in sync"
