@@ -83,7 +83,6 @@ class Tokenizer:
         self.problems.append(SyntaxProblem(self.line, message, note=note, todo=todo))
 
     def next(self) -> None:
-        """Read the next token."""
         while True:
             blank = SPACE.match(self.text, self.position) or COMMENT.match(self.text, self.position)
             controls = CONTROLS.match(self.text, self.position)
