@@ -1,7 +1,5 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Callback progress: see DOCUMENTATION."""
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""

@@ -1,7 +1,5 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Filter compile_record: see DOCUMENTATION."""
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""
@@ -40,7 +38,5 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.models import comp
 
 
 class FilterModule:
-    """Filters of the collection."""
-
     def filters(self) -> Dict[str, Callable[..., Any]]:
         return {"compile_record": compiled.validate_sent_record}

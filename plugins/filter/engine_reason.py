@@ -1,7 +1,5 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Filter engine_reason: see DOCUMENTATION."""
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""
@@ -53,7 +51,5 @@ def engine_reason(message: str, secret: str = "") -> str:
 
 
 class FilterModule:
-    """Filters of the collection."""
-
     def filters(self) -> Dict[str, Callable[..., Any]]:
         return {"engine_reason": engine_reason}

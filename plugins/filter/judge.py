@@ -1,7 +1,5 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Filter judge: see DOCUMENTATION."""
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""
@@ -87,7 +85,5 @@ def _plain(results: Sequence[Any]) -> List[Any]:
 
 
 class FilterModule:
-    """Filters of the collection."""
-
     def filters(self) -> Dict[str, Callable[..., Any]]:
         return {"judge": judge}

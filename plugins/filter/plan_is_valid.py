@@ -1,7 +1,5 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Filter plan_is_valid: see DOCUMENTATION."""
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""
@@ -56,7 +54,5 @@ def plan_is_valid(planned: Mapping[str, Any], lease: Optional[Mapping[str, Any]]
 
 
 class FilterModule:
-    """Filters of the collection."""
-
     def filters(self) -> Dict[str, Callable[..., Any]]:
         return {"plan_is_valid": plan_is_valid}

@@ -1,7 +1,5 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Filter refusal_table: see DOCUMENTATION."""
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""
@@ -116,7 +114,5 @@ def table(reasons: Mapping[str, List[str]]) -> str:
 
 
 class FilterModule:
-    """Filters of the collection."""
-
     def filters(self) -> Dict[str, Callable[..., Any]]:
         return {"refusal_table": refusal_table}

@@ -1,7 +1,5 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""Filter traffic_steps: see DOCUMENTATION."""
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""
@@ -50,7 +48,5 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import tra
 
 
 class FilterModule:
-    """Filters of the collection."""
-
     def filters(self) -> Dict[str, Callable[..., Any]]:
         return {"traffic_steps": traffic.steps}
