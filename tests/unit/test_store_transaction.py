@@ -153,8 +153,8 @@ def test_put_back_links_fresh_copies_and_takes_away_what_was_new(proven: Path) -
     (proven / "incoming" / "nothing").touch()
     result = call(proven, "restored", why="digits answers wrong")
     # faces had no new directory, so that its own is linked again
-    assert result["switched"]["words"] is None
-    assert result["switched"]["digits"] == "0003-" + "a" * 12
+    assert result["moves"]["words"]["to"] is None
+    assert result["moves"]["digits"]["to"] == "0003-" + "a" * 12
     assert (served(proven, "digits/config.pbtxt"), served(proven, "faces/config.pbtxt")) == (b"digits a", b"faces a")
     assert not (proven / "served/words").exists()
     assert os.stat(proven / "served/digits").st_ino != first.st_ino
@@ -244,7 +244,7 @@ def test_rollback_to_previous_holds_until_another_source_comes(proven: Path) -> 
     ordinary(proven, {**A, "digits": {**A["digits"], "source": "a" * 64}})
     ordinary(proven, inventory)
     result = call(proven, "rolled_back", why="wrong labels")
-    assert result["switched"]["digits"].endswith("-" + "a" * 12)
+    assert result["moves"]["digits"]["to"].endswith("-" + "a" * 12)
     call(proven, "proven")
     assert served(proven, "digits/config.pbtxt") == b"digits a"
 
@@ -271,8 +271,8 @@ def test_a_held_release_that_was_changed_is_made_again_of_itself(proven: Path) -
     call(proven, "rolled_back", models=["digits"])
     call(proven, "proven")
     result = call(proven, "released", models=["digits"], releases=inventory)
-    assert result["switched"]["digits"].endswith("-" + "a" * 12)
-    assert store.read_holds(str(proven))["digits"]["label"] == result["switched"]["digits"]
+    assert result["moves"]["digits"]["to"].endswith("-" + "a" * 12)
+    assert store.read_holds(str(proven))["digits"]["label"] == result["moves"]["digits"]["to"]
 
 
 def test_rolled_back_twice_the_inventorys_source_stays_unwanted(proven: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_release_that_was_put_back_is_not_the_previous_one(proven: Path) -> No
     released(proven, {"digits": B["digits"]})
     call(proven, "restored")
     call(proven, "proven")
-    assert call(proven, "rolled_back", models=["digits"])["switched"]["digits"].endswith("-" + "a" * 12)
+    assert call(proven, "rolled_back", models=["digits"])["moves"]["digits"]["to"].endswith("-" + "a" * 12)
 
 
 def test_forget_ends_a_hold(proven: Path) -> None:
