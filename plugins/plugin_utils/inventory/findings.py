@@ -8,7 +8,7 @@ import difflib
 import os
 import re
 from functools import cache
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping
 
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import LOAD_BALANCER_HOSTS, MONITORING_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
@@ -72,13 +72,11 @@ def findings(variables: Mapping[str, Any], names: Iterable[str]) -> List[str]:
     reasons: List[str] = []
     with collected(reasons):
         reasons += shared_result(variables, "names", lambda _none: list(_unknown_names(names)), names)
-    value_errors, unusable = _wrong_values(variables, names)
-    if not value_errors:
-        value_errors, unusable = _wrong_values(variables, [name for name in TEMPLATED_PATHS if name in variables])
-    reasons += value_errors
+    value_errors = list(_value_errors(variables, names))
+    reasons += value_errors or _value_errors(variables, [name for name in TEMPLATED_PATHS if name in variables])
     with collected(reasons):
         reasons += list(balancers.differences(variables))
-    usable = _Usable(variables, unusable)
+    usable = _Usable(variables)
     for rules in (_contradictions, _group_errors):
         with collected(reasons):
             reasons += rules(usable)
@@ -118,39 +116,30 @@ def _letters(name: str) -> FrozenSet[str]:
     return frozenset(name)
 
 
-def _wrong_values(variables: Mapping[str, Any], names: List[str]) -> Tuple[List[str], Set[str]]:
-    """Return (the errors of values with a wrong type or a failing template, the names of these variables)."""
-    reasons: List[str] = []
-    unusable: Set[str] = set()
+def _value_errors(variables: Mapping[str, Any], names: List[str]) -> Iterator[str]:
+    """Yield the errors of values with a wrong type or a failing template."""
     for name in (entry for entry in names if entry in inventory_specs()):
         try:
             # Reading a variable evaluates its template and checks its type.
             variables[name]
         except Refusal as refusal:
-            reasons += refusal.reasons
+            yield from refusal.reasons
         # Lookups and filters in a template can raise any exception.
         except Exception as error:
-            reasons += [f"{name} cannot be evaluated: {reason}" for reason in of_error(error)]
-        else:
-            continue
-        unusable.add(name)
-    return reasons, unusable
+            yield from (f"{name} cannot be evaluated: {reason}" for reason in of_error(error))
 
 
 class _Usable(Dict[str, Any]):
     """A map of variables that returns an empty text for each unusable value, so that each error is reported only once."""
 
-    def __init__(self, variables: Mapping[str, Any], unusable: Set[str]) -> None:
+    def __init__(self, variables: Mapping[str, Any]) -> None:
         super().__init__()
         self._variables = variables
-        self._unusable = unusable
 
     def __missing__(self, name: str) -> Any:
-        if name in self._unusable or name not in self._variables:
-            return ""
         try:
             return self._variables[name]
-        # `_wrong_values` has reported the error.
+        # The variable is not set, or `_value_errors` has reported its error.
         except Exception:
             return ""
 
