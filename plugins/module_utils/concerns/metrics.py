@@ -15,7 +15,6 @@ TIMER = "npufleet-metrics.timer"
 SERVICE_FILE = "/etc/systemd/system/npufleet-metrics.service"
 TIMER_FILE = "/etc/systemd/system/" + TIMER
 CONFIG = "/etc/npufleet/metrics.json"
-PARTS = {"service": "unit file", "timer": "timer file", "config": "configuration", "program": "program"}
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
@@ -34,5 +33,6 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     missing = sorted(set(desired["exporter"]) - set(actual["exporter"]))
     plan = [item(CONCERN, "node exporter", "without " + ", ".join(missing), "installed", "packages")] if missing else []
     if desired["files"] is None:
-        return plan + program.to_remove(CONCERN, TIMER, PARTS, actual, "remove")
-    return plan + program.to_install(CONCERN, TIMER, program.flaws(PARTS, desired["files"], actual), "install")
+        return plan + program.to_remove(CONCERN, TIMER, program.TIMER_PARTS, actual, "remove")
+    flaws = program.flaws(program.TIMER_PARTS, desired["files"], actual)
+    return plan + program.to_install(CONCERN, TIMER, flaws, "install")

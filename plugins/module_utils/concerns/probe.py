@@ -23,13 +23,7 @@ TIMER_FILE = "/etc/systemd/system/" + TIMER
 CONFIG = "/etc/npufleet/probe.json"
 # The file of the checks. Only root may read it, because it has golden data and perhaps the key of a restricted API.
 CHECKS_FILE = "/etc/npufleet/probe_checks.json"
-PARTS = {
-    "service": "unit file",
-    "timer": "timer file",
-    "config": "configuration",
-    "program": "program",
-    "checks": "set of checks",
-}
+PARTS = {**program.TIMER_PARTS, "checks": "set of checks"}
 # Number of intervals without a run after which a warning is shown
 LATE_INTERVALS = 5
 # A warning shows at most MAX_CHECKS failed checks, with MAX_CHARACTERS characters each. The journal has all checks.

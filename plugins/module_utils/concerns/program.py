@@ -10,6 +10,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils import shapes
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Item, item
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
 
+# {part of a program that a timer starts: its description}
+TIMER_PARTS = {"service": "unit file", "timer": "timer file", "config": "configuration", "program": "program"}
+
 
 def installed_digest(name: str) -> Optional[str]:
     """Return the digest of a program in the current library, or None if the host has no such program."""

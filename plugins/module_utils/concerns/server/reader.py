@@ -137,10 +137,14 @@ def hanging_loads(root: str, started: str, pid: int = 0) -> List[str]:
     The start of the process is compared by uptime if possible, because the time of day may have been set meanwhile.
     """
     mark = store.read(root, store.HUNG).content
-    process = clock.process_started(pid) if mark and "uptime" in mark and pid else None
-    if mark and process is not None:
-        return sorted(mark["models"]) if mark.get("boot") == clock.boot() and process < mark["uptime"] else []
-    return sorted(mark["models"]) if mark and started and epoch(started) < mark["at"] else []
+    if not mark:
+        return []
+    process = clock.process_started(pid) if "uptime" in mark and pid else None
+    if process is None:
+        applies = started and epoch(started) < mark["at"]
+    else:
+        applies = mark.get("boot") == clock.boot() and process < mark["uptime"]
+    return sorted(mark["models"]) if applies else []
 
 
 def epoch(stamp: str) -> float:
