@@ -330,10 +330,9 @@ def _is_being_written(draft: str) -> bool:
 
 
 def _status(path: str, follow: bool = False) -> Optional[os.stat_result]:
-    try:
+    with suppress(FileNotFoundError, NotADirectoryError):
         return os.stat(path, follow_symlinks=follow)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    return None
 
 
 def _has_mode_and_owner(status: os.stat_result, mode: int, group: Optional[int] = None) -> bool:

@@ -144,11 +144,9 @@ def which(name: str, extra_path: str = "") -> Optional[str]:
 
 def read_text(path: str) -> Optional[str]:
     """Return the content of a small file, or None if it cannot be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as source:
-            return source.read()
-    except OSError:
-        return None
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as source:
+        return source.read()
+    return None
 
 
 def installed_packages(names: List[str], broken: bool = False) -> Dict[str, Dict[str, Any]]:
@@ -201,8 +199,8 @@ def unit_states(*names: str) -> Dict[str, Dict[str, Any]]:
     for block in output.split("\n\n"):
         fields = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         if fields.get("Id") in found:
-            enabled = fields.get("UnitFileState") == "enabled"
-            found[fields["Id"]] = {"enabled": enabled, "active": fields.get("ActiveState", "unknown")}
+            is_enabled = fields.get("UnitFileState") == "enabled"
+            found[fields["Id"]] = {"enabled": is_enabled, "active": fields.get("ActiveState", "unknown")}
     return found
 
 

@@ -135,12 +135,10 @@ def live(root: str, lease: Mapping[str, Any], dead_run: str = "") -> bool:
 
 def at_work(root: str) -> bool:
     """Return True if a call of the run that holds the lease is running. All calls share the lock on `lease.calls`."""
-    try:
-        with open(os.path.join(root, CALLS), "rb") as calls:
-            # Other processes hold the lock only for a moment, to test it. If it is held for longer, a call is running.
-            return not locks.take(calls, time.monotonic() + locks.POLL_SECONDS)
-    except FileNotFoundError:
-        return False
+    with suppress(FileNotFoundError), open(os.path.join(root, CALLS), "rb") as calls:
+        # Other processes hold the lock only for a moment, to test it. If it is held for longer, a call is running.
+        return not locks.take(calls, time.monotonic() + locks.POLL_SECONDS)
+    return False
 
 
 @contextmanager

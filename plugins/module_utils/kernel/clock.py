@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, Mapping, Optional
+from contextlib import suppress
+from typing import Any, Dict, List, Mapping, Optional
 
 # Index of `starttime` among the fields of /proc/PID/stat after the name of the process (proc(5))
 STARTTIME_INDEX = 19
@@ -64,9 +65,7 @@ def process_started(pid: int) -> Optional[float]:
 
 def start_ticks(pid: int) -> str:
     """Return the start of a process in ticks since boot, as text, or an empty string if the process is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as source:
-            fields = source.read().rpartition(")")[2].split()
-    except OSError:
-        return ""
+    fields: List[str] = []
+    with suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as source:
+        fields = source.read().rpartition(")")[2].split()
     return fields[STARTTIME_INDEX] if len(fields) > STARTTIME_INDEX and fields[STARTTIME_INDEX].isdigit() else ""

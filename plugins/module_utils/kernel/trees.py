@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from contextlib import suppress
 from typing import Iterator, List, Optional, Tuple
 
 # Largest number of levels below the top that a walk visits. A model has two levels.
@@ -44,10 +45,9 @@ def walk(top: str, follow: bool = False) -> Iterator[Tuple[str, List[str], List[
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
+    with suppress(OSError):
         return entry.is_dir()
-    except OSError:
-        return False
+    return False
 
 
 def remove(path: str) -> int:
@@ -120,10 +120,9 @@ def _flatten(name: str, top: int, prefix: str, count: int) -> Tuple[int, int]:
 
 
 def _lstat(name: str, directory: int) -> Optional[os.stat_result]:
-    try:
+    with suppress(FileNotFoundError):
         return os.lstat(name, dir_fd=directory)
-    except FileNotFoundError:
-        return None
+    return None
 
 
 def _bytes(found: os.stat_result) -> int:

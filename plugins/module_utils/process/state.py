@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
-"""The server in the container in which Ansible runs: its files, its desired state, its actual state, and the differences."""
+"""The server in the container in which Ansible runs: its files, its desired and actual state, and the differences."""
 
 from __future__ import annotations
 

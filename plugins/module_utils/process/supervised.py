@@ -16,6 +16,7 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.npufleet.triton.plugins.module_utils import shapes
@@ -61,14 +62,11 @@ def log_path(root: str) -> str:
 
 def holder(root: str) -> Optional[int]:
     """Return the process ID of the supervisor, or 0 if it is unknown, or None if no supervisor runs."""
-    try:
-        with open(os.path.join(home(root), PID), "r+", encoding="ascii") as pid:
-            if not locks.is_held(pid):
-                return None
+    with suppress(FileNotFoundError), open(os.path.join(home(root), PID), "r+", encoding="ascii") as pid:
+        if locks.is_held(pid):
             found = pid.read().strip()
             return int(found) if found.isdigit() else 0
-    except FileNotFoundError:
-        return None
+    return None
 
 
 def running(root: str) -> Optional[Dict[str, Any]]:
@@ -127,7 +125,7 @@ def stop(root: str) -> bool:
 
 
 def log_tail(log: str) -> str:
-    """Return the end of a log text in one line."""
+    """Return the end of a log in one line."""
     return " ".join(log.split())[-600:] or "its log is empty"
 
 
@@ -137,25 +135,20 @@ def log_of_start(root: str) -> str:
 
 
 def log_since(root: str, since: int, until: Optional[int] = None) -> str:
-    """Return the log from byte `since` to byte `until` or its end. If this part is longer than MAX_LOG_BYTES, return its end.
-
-    If the log is shorter than `since`, the supervisor has rotated the log, so the part starts at byte 0.
-    """
-    try:
-        with open(log_path(root), "rb") as source:
-            size = source.seek(0, os.SEEK_END) if until is None else until
-            begin = source.seek(max(since if since <= size else 0, size - MAX_LOG_BYTES))
-            return source.read(size - begin).decode("utf-8", "replace")
-    except OSError:
-        return ""
+    """Return the log from byte `since` to byte `until` or its end. If this part is longer than MAX_LOG_BYTES, return its end."""
+    with suppress(OSError), open(log_path(root), "rb") as source:
+        size = source.seek(0, os.SEEK_END) if until is None else until
+        # If the log is shorter than `since`, the supervisor has rotated the log.
+        begin = source.seek(max(since if since <= size else 0, size - MAX_LOG_BYTES))
+        return source.read(size - begin).decode("utf-8", "replace")
+    return ""
 
 
 def log_size(root: str) -> int:
     """Return the size of the log in bytes, or 0 if there is no log."""
-    try:
+    with suppress(OSError):
         return os.path.getsize(log_path(root))
-    except OSError:
-        return 0
+    return 0
 
 
 class Guard:
@@ -179,10 +172,9 @@ class Guard:
         return self._messages
 
     def repeats(self, mark: int) -> bool:
-        """Return True if the caller has to repeat its load.
+        """Return True if the caller has to repeat its load, at most stuck_load.MAX_ROUNDS times during a change.
 
-        `mark` is the length of `ended_loads` before the load. If the list is longer now, the load was stuck. During a change, loads
-        are repeated at most stuck_load.MAX_ROUNDS times.
+        `mark` is the length of `ended_loads` before the load. If the list is longer now, the load was stuck.
         """
         stuck = len(self.ended_loads) > mark
         self._rounds += stuck
