@@ -17,7 +17,7 @@ import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import exchange as exchanges
 from ansible_collections.npufleet.triton.plugins.module_utils import http_probe
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
-from ansible_collections.npufleet.triton.plugins.module_utils.inference import bounds, clients, instances
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import bounds, clients, load
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import Question
 from ansible_collections.npufleet.triton.plugins.module_utils.support import readers
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api, served
@@ -57,8 +57,8 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_probe, "MAX_RECEIVED", SIZE)
     monkeypatch.setattr(exchanges, "MAX_BODY", SIZE)
     monkeypatch.setattr(bounds, "MAX_RESPONSE_BYTES", SIZE)
-    monkeypatch.setattr(instances, "MAX_PAGE", SIZE)
-    monkeypatch.setattr(instances, "SIGN_OF_LIFE", SECONDS)
+    monkeypatch.setattr(load, "MAX_PAGE", SIZE)
+    monkeypatch.setattr(load, "SIGN_OF_LIFE", SECONDS)
     monkeypatch.setattr(http_api, "TIMEOUT_SECONDS", SECONDS)
     monkeypatch.setattr(evidence, "MAX_SIZE", SIZE)
 
@@ -115,7 +115,7 @@ def models(server: Hostile) -> Any:
 
 
 def of_instances(server: Hostile) -> Any:
-    return instances.answered_requests(server.url, "m")
+    return load.answered_requests(server.url, "m")
 
 
 def check(protocol: str, server: Hostile) -> Any:

@@ -19,7 +19,7 @@ import pytest
 import tritonclient
 from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
-from ansible_collections.npufleet.triton.plugins.module_utils.inference import instances as inference_instances
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import load as inference_load
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, triton_to_np_dtype
 
@@ -976,7 +976,7 @@ def instances(server: Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]
         text = "\n".join(lines if counts else lines[2:])
         return nullcontext(SimpleNamespace(read=text.encode))
 
-    monkeypatch.setattr(inference_instances, "open_request", page)
+    monkeypatch.setattr(inference_load, "open_request", page)
     return counts
 
 

@@ -18,9 +18,14 @@ from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors i
     status_of,
     timed_out,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.instances import WIDEST, answered_requests
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.judge import classes_of, judge
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.load import PERCENTILES, judge_latency, percentile
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.load import (
+    PERCENTILES,
+    WIDEST,
+    answered_requests,
+    judge_latency,
+    percentile,
+)
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.packing import (
     generated,
     of_bytes,

@@ -24,9 +24,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import Check, judge_answer, service_of, unpack_check
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.clients import Service
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import not_served, of_connection, reason, timed_out
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.instances import check_instances
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.judge import describe
-from ansible_collections.npufleet.triton.plugins.module_utils.inference.load import check_latency
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.load import check_instances, check_latency
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.packing import with_files
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.pictures import drawable, picture
 from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import (
