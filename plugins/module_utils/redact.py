@@ -17,8 +17,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Mapping, Match, Patt
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import LOGIN, MIN_LENGTH, WORDS, looks_secret
 
 MARK = "<redacted>"
-# Names of maps of HTTP headers. All values of a map of headers are removed, because the name of a header does not show if its value
-# is secret.
+# Names of maps of HTTP headers. All their values are removed, because the name of a header does not show if its value is secret.
 HEADERS_NAME = re.compile(r"headers$", re.IGNORECASE)
 _FLAG = re.compile(r"--?(?:[\w-]{0,64}" + WORDS + r"[\w-]{0,64}|(?:http|grpc)-restricted-(?:api|protocol))", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"([\w.-]{0,64}?" + WORDS + r"[\w.-]{0,64}=)(.+)", re.IGNORECASE | re.DOTALL)
@@ -105,7 +104,7 @@ def _percent(byte: int) -> str:
 def base64_cores(value: str) -> Set[str]:
     """Return the base64 forms of a value, without the characters that also depend on the text around the value.
 
-    Base64 encodes three bytes together. So a value has three forms, depending on the number of bytes before the value.
+    Base64 encodes three bytes together. So a value has three forms, depending on the number of bytes before it.
     """
     raw = value.encode()
     cores = set()

@@ -34,10 +34,10 @@ def releases_to_make(root: str, releases: Mapping[str, Any]) -> Dict[str, Any]:
 
 def refuse_directories(root: str, names: List[str]) -> None:
     """Raise StoreError if served/NAME is a directory, because a rename cannot replace a directory by a link."""
-    paths = {name: os.path.join(root, "served", name) for name in names}
-    directories = sorted(name for name, path in paths.items() if os.path.isdir(path) and not os.path.islink(path))
+    paths = [os.path.join(root, "served", name) for name in sorted(set(names))]
+    directories = ", ".join(os.path.relpath(path, root) for path in paths if os.path.isdir(path) and not os.path.islink(path))
     if directories:
-        raise store.StoreError(f"served/{', served/'.join(directories)} is a directory, expected a link: move it out of the store")
+        raise store.StoreError(f"{directories} is a directory, expected a link: move it out of the store")
 
 
 def switch(root: str, run: store.Run, link_moves: LinkMoves, holds: Dict[str, Any], **more: Any) -> Dict[str, Any]:
@@ -83,13 +83,10 @@ def release(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
     )
     if not link_moves and store.read_transaction(root) is None:
         return {"moves": {}}
-    holds = store.read_holds(root)
-    ended_holds = [
-        name for name in link_moves if name in holds and holds[name]["source"] != params["releases"].get(name, {}).get("source")
-    ]
-    kept_holds = {name: hold for name, hold in holds.items() if name not in ended_holds}
-    for name in set(kept_holds) & set(labels):
-        kept_holds[name] = {**kept_holds[name], "label": labels[name]}
+    kept_holds = {}
+    for name, hold in store.read_holds(root).items():
+        if name not in link_moves or hold["source"] == params["releases"].get(name, {}).get("source"):
+            kept_holds[name] = {**hold, "label": labels.get(name, hold["label"])}
     # `switch` opens a transaction even if no link moves, to take over the open transaction of another run.
     return switch(root, run, link_moves, kept_holds)
 

@@ -45,8 +45,8 @@ def take(lock: IO[Any], deadline: float) -> bool:
 def is_held(lock: IO[Any]) -> bool:
     """Return True if another process has locked an open file.
 
-    If the result is False, the caller has a shared lock until it closes the file. Other calls of `is_held` ignore shared locks. A
-    call of `take` waits until the shared lock is released.
+    If the result is False, the caller has a shared lock until it closes the file. Other calls of `is_held` ignore shared locks, but
+    a call of `take` waits for them.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -65,8 +65,7 @@ def options(program: str) -> List[str]:
 def missing_packages(path: str, requirements: List[str]) -> Tuple[List[str], List[str]]:
     """Return the requirements that the Python at `path` does not meet, and a list with a message if it prints invalid output.
 
-    If the Python fails, all packages count as missing. Either its virtual environment does not exist yet and the role creates it,
-    or pip reports the error later.
+    If the Python fails, all packages count as missing: the role creates its virtual environment, or pip reports the error later.
     """
     code, output = run(path, "-c", PROGRAM, json.dumps(requirements))
     if code:
