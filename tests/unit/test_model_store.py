@@ -440,6 +440,27 @@ def test_a_release_that_lost_a_file_while_it_was_made_is_none(serving: Path, mon
     assert left(serving, "tmp") == []
 
 
+def test_a_failed_release_leaves_no_record_although_its_directory_cannot_be_removed(
+    serving: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = store_utils.releases.trees.remove
+
+    def remove(path: str) -> int:
+        if "/tmp/release-" in path:
+            raise OSError("Input/output error")
+        return real(path)
+
+    def full(*_paths: str) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(store_utils.releases.trees, "remove", remove)
+    monkeypatch.setattr(store_utils.releases.os, "rename", full)
+    result = store(serving, {"digits": release({"config.pbtxt": b"two"}, mark="a")})
+    assert (result["failed"], "No space left on device" in result["msg"]) == (True, True)
+    assert untouched(serving)
+    assert not list((serving / "releases/digits").glob("0002-*"))
+
+
 # A host with another umask
 
 

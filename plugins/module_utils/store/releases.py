@@ -109,9 +109,9 @@ def make_release(root: str, name: str, release: Mapping[str, Any]) -> str:
             raise StoreError(f"model {name}: release {label} lost {', '.join(lost_files)} while it was made: run again")
         os.rename(staging, os.path.join(home, label))
     except BaseException:
-        with suppress(OSError):
-            trees.remove(staging)
-            trees.remove(record_path(root, name, label))
+        for leftover in (staging, record_path(root, name, label)):
+            with suppress(OSError):
+                trees.remove(leftover)
         raise
     return label
 
