@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import load, packing, runner
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import netloc
 from ansible_collections.npufleet.triton.plugins.module_utils.support.collect import _http_answer
 from ansible_collections.npufleet.triton.plugins.module_utils.support.readers import Limits
 from ansible_collections.npufleet.triton.plugins.module_utils.triton import http_api
@@ -65,19 +66,19 @@ def test_watchdog_reads_the_metrics_at_their_own_address(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "raw"])
 def test_checks_reach_an_ipv6_address(protocol: str) -> None:
-    check = {"name": "row", "protocols": [protocol], "inputs": {"IN": inference.pack(np.ones((1, 4), np.float32))}}
+    check = {"name": "row", "protocols": [protocol], "inputs": {"IN": packing.pack(np.ones((1, 4), np.float32))}}
     check["expect"] = {"OUT": {"shape": [1, 4]}}
     with small_triton(address="::1") as triton:
         where = {"address": "::1", "http_port": triton.http_port, "grpc_port": triton.grpc_port}
         document = {"host": "a", "host_index": 0, "server": where, "timeout": 5, "checks": [{"model": "double", "checks": [check]}]}
-        assert [(result["ok"], result["why"]) for result in inference.run(document)["checks"]] == [(True, "")]
+        assert [(result["ok"], result["why"]) for result in runner.run(document)["checks"]] == [(True, "")]
 
 
 def test_checks_of_instances_read_metrics_at_an_ipv6_address() -> None:
     page = b'rbln_requests_total{model="m",instance="m_0",npu="0"} 3\n'
     with http_server({"GET /metrics": (200, page)}, "::1") as metrics:
-        url = "http://{}/metrics".format(inference.netloc("::1", metrics.port))
-        assert inference.answered_requests(url, "m") == {"m_0 on NPU 0": 3.0}
+        url = "http://{}/metrics".format(netloc("::1", metrics.port))
+        assert load.answered_requests(url, "m") == {"m_0 on NPU 0": 3.0}
 
 
 def test_the_hosts_own_clients_reach_an_ipv6_address(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe as subject
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import packing
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive, library
@@ -330,7 +330,7 @@ def test_what_was_kept_is_what_the_program_asks(tmp_path: Path, monkeypatch: pyt
     entry = {
         "name": "row",
         "protocols": ["http"],
-        "inputs": {"IN": inference.pack(np.ones((1, 2), np.float32))},
+        "inputs": {"IN": packing.pack(np.ones((1, 2), np.float32))},
         "expect": {"OUT": {"shape": [1]}},
     }
     server = {"address": "127.0.0.1", "http_port": 1, "grpc_port": 1, "metrics_port": 1}

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import inference, shapes
+from ansible_collections.npufleet.triton.plugins.module_utils import shapes
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import judge, packing, questions
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
 from ansible_collections.npufleet.triton.plugins.modules import adoption
 from ansible_collections.npufleet.triton.plugins.plugin_utils.adopt import first_check
@@ -87,9 +88,9 @@ def judged(tmp_path: Any, recorded: list[Any], now: list[float]) -> list[str]:
     file = CheckFile("words", str(tmp_path / "words.yml"), [str(tmp_path)])
     (check,) = file.read(0)["checks"]
     assert file.errors == []
-    (request,) = inference.requests("words", check, 0)
-    got = inference.Output("FP32", [1, 3], np.array([now], "float32"))
-    return inference.judge({"OUTPUT__0": got}, request, inference.with_rows(check["expect"]))
+    (request,) = questions.requests("words", check, 0)
+    got = questions.Output("FP32", [1, 3], np.array([now], "float32"))
+    return judge.judge({"OUTPUT__0": got}, request, packing.with_rows(check["expect"]))
 
 
 def test_the_recorded_answer_passes_and_another_does_not(tmp_path: Any) -> None:

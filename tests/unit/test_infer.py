@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import clients, questions
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import unpack_check
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, request_inputs
 from helpers import ROOT
 from PIL import Image
@@ -55,15 +56,15 @@ class Server:
 
     def __init__(self) -> None:
         self.made: list[tuple[str, str, float, Any]] = []
-        self.asked: list[inference.Question] = []
+        self.asked: list[questions.Question] = []
         self.inputs: list[dict[str, Any]] = [{"name": "IN", "datatype": "FP32", "shape": [-1, 4]}]
         self.labels: list[str] = []
         self.gone = ""
-        self.answers: Callable[[inference.Question], list[Any]] = lambda question: [{"OUT": question.inputs["IN"][1]}]
+        self.answers: Callable[[questions.Question], list[Any]] = lambda question: [{"OUT": question.inputs["IN"][1]}]
 
 
-def output(array: Any) -> inference.Output:
-    return inference.Output(inference.triton_dtype(array), list(array.shape), array)
+def output(array: Any) -> questions.Output:
+    return questions.Output(questions.triton_dtype(array), list(array.shape), array)
 
 
 @pytest.fixture
@@ -92,12 +93,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
             return [{"name": "m", "version": entry, "state": "READY"} for entry in ("10", "9")]
 
         def index_entry(self, model: str, version: str) -> str:
-            return inference.Service.index_entry(self, model, version)  # type: ignore[arg-type]
+            return clients.Service.index_entry(self, model, version)  # type: ignore[arg-type]
 
         def explain(self, error: Exception) -> str:
-            return inference.Service.explain(self, error)  # type: ignore[arg-type]
+            return clients.Service.explain(self, error)  # type: ignore[arg-type]
 
-        def answers(self, question: inference.Question, timeout: float) -> Any:
+        def answers(self, question: questions.Question, timeout: float) -> Any:
             played.asked.append(question)
             for answer in played.answers(question):
                 if isinstance(answer, Exception):
@@ -113,11 +114,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
             ]
             return output(np.array(named, object))
 
-        def infer(self, question: inference.Question) -> Any:
-            return inference.Answer(inference.join_outputs(list(self.answers(question, 1))), 1, 1.0, None)
+        def infer(self, question: questions.Question) -> Any:
+            return questions.Answer(questions.join_outputs(list(self.answers(question, 1))), 1, 1.0, None)
 
-    services = {name: lambda url, timeout, tls, name=name: Service(name, url, timeout, tls) for name in inference.PROTOCOLS}
-    monkeypatch.setattr(inference, "SERVICES", services)
+    services = {name: lambda url, timeout, tls, name=name: Service(name, url, timeout, tls) for name in clients.PROTOCOLS}
+    monkeypatch.setattr(clients, "SERVICES", services)
     return played
 
 
@@ -417,8 +418,8 @@ def test_a_picture_is_the_same_as_in_a_check(
     check = {"name": "row", "protocols": ["http"], "inputs": {"IN": given}, "expect": {"OUT": {"finite": True}}}
     (tmp_path / "m.yml").write_text(json.dumps({"model": "m", "checks": [check]}))
     (found,) = check_files.read_checks(["m"], [str(tmp_path)], [str(tmp_path)], 0)["checks"]
-    (request,) = inference.requests("m", found["checks"][0], 0)
-    checked = inference.unpack_check("m", found["checks"][0]).question(request).inputs["IN"]
+    (request,) = questions.requests("m", found["checks"][0], 0)
+    checked = unpack_check("m", found["checks"][0]).question(request).inputs["IN"]
     server.inputs = [{"name": "IN", "datatype": takes[0], "shape": takes[1]}]
     server.answers = lambda _question: [{"OUT": np.array([[0.1, 0.9]], np.float32)}]
     assert run("m", "--image", str(tmp_path / "m/p.png"))[0] == 0
@@ -525,7 +526,7 @@ def test_a_stream_is_shown_as_it_comes(run: Any, server: Server) -> None:
             1,
             "localhost:8000: exceeds the maximum allowed value. Use --http-max-input-size to increase the limit.; or use gRPC",
         ),
-        (inference.TooLarge("found 2.2 GiB of inputs"), 2, "found 2.2 GiB of inputs"),
+        (questions.TooLarge("found 2.2 GiB of inputs"), 2, "found 2.2 GiB of inputs"),
     ],
 )
 def test_no_answer_is_one_line(run: Any, server: Server, error: Exception, code: int, why: str) -> None:

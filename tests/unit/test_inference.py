@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import encoding, judge, packing, pictures, questions, runner
 from ansible_collections.npufleet.triton.plugins.module_utils.inference import load as inference_load
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, triton_to_np_dtype
@@ -202,7 +202,7 @@ def raw_stub(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
         def ModelInfer(self, request: Any, timeout: float) -> Any:
             arrays = {}
             for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
-                array = inference.decode_array(tensor.datatype, list(tensor.shape), content)
+                array = encoding.decode_array(tensor.datatype, list(tensor.shape), content)
                 assert array is not None, f"{tensor.name}: {len(content)} bytes for {tensor.datatype} {list(tensor.shape)}"
                 arrays[tensor.name] = (tensor.datatype, array)
             server.sent.append(arrays)
@@ -215,7 +215,7 @@ def raw_stub(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
                     output if isinstance(output, tuple) else (np_to_triton_dtype(output.dtype), output.shape, output)
                 )
                 response.outputs.add(name=name, datatype=dtype, shape=shape)
-                response.raw_output_contents.append(array if isinstance(array, bytes) else inference.encode_array(dtype, array))
+                response.raw_output_contents.append(array if isinstance(array, bytes) else encoding.encode_array(dtype, array))
             return response
 
     monkeypatch.setitem(sys.modules, "grpc", SimpleNamespace(insecure_channel=lambda url, options: url, RpcError=RpcError))
@@ -230,7 +230,7 @@ def check(name: str = "row", protocols: tuple[str, ...] = ("http", "grpc"), expe
         "name": name,
         "protocols": list(protocols),
         "rows": rows,
-        "inputs": {"IN": inference.pack(ROWS, range(6))},
+        "inputs": {"IN": packing.pack(ROWS, range(6))},
         "expect": expect,
     }
 
@@ -238,7 +238,7 @@ def check(name: str = "row", protocols: tuple[str, ...] = ("http", "grpc"), expe
 def run(*checks: dict[str, Any], model: str = "m", **document: Any) -> list[dict[str, Any]]:
     server = {"address": "10.0.0.7", "http_port": 80, "grpc_port": 81}
     whole = {"host": "npu1", "host_index": 0, "server": server, "timeout": 30, "checks": [{"model": model, "checks": list(checks)}]}
-    result = inference.run({**whole, **document})
+    result = runner.run({**whole, **document})
     assert result["host"] == "npu1"
     # What is returned has to be JSON.
     return json.loads(json.dumps(result))["checks"]
@@ -269,7 +269,7 @@ def test_a_model_whose_loads_are_left_out_is_not_proven(server: Server) -> None:
 
 def test_models_that_nobody_has_to_prove_are_told() -> None:
     document = {"host": "npu1", "host_index": 0, "server": {}, "timeout": 1, "checks": [], "unchecked": ["words"]}
-    assert inference.run(document) == {"host": "npu1", "unchecked": ["words"], "checks": []}
+    assert runner.run(document) == {"host": "npu1", "unchecked": ["words"], "checks": []}
 
 
 def test_one_row_a_request_keeps_the_batch_dimension(server: Server) -> None:
@@ -314,7 +314,7 @@ def test_hosts_and_protocols_take_the_next_block(server: Server, host_index: int
 @pytest.mark.parametrize(("host_index", "blocks"), [(0, [0, 1]), (1, [2, 0]), (2, [1, 2])])
 def test_blocks_begin_again_when_all_are_taken(host_index: int, blocks: list[int]) -> None:
     entry = {"name": "row", "protocols": ["http", "grpc"], "rows": {"first": 10, "count": 2, "total": 7, "spread": True}}
-    found = list(inference.requests("m", entry, host_index))
+    found = list(questions.requests("m", entry, host_index))
     assert [request.rows for request in found] == [[10 + 2 * block + place] for block in blocks for place in (0, 1)]
     assert [request.indexes for request in found] == [[2 * block + place] for block in blocks for place in (0, 1)]
 
@@ -327,11 +327,11 @@ def why(outputs: dict[str, Any], expect: dict[str, Any], rows: int = 1) -> list[
     for name, output in outputs.items():
         answer[name] = (
             output
-            if isinstance(output, inference.Output)
-            else inference.Output(np_to_triton_dtype(output.dtype), list(output.shape), output)
+            if isinstance(output, questions.Output)
+            else questions.Output(np_to_triton_dtype(output.dtype), list(output.shape), output)
         )
     places = list(range(rows))
-    return inference.judge(answer, inference.Request("m/http/x", "http", places, places), inference.with_rows(expect))
+    return judge.judge(answer, questions.Request("m/http/x", "http", places, places), packing.with_rows(expect))
 
 
 class HTTPConnectionClosed(Exception):
@@ -342,7 +342,7 @@ def f32(*rows: Any) -> Any:
     return np.array(rows, dtype=np.float32)
 
 
-GOLDEN = inference.pack(f32([1, 2, 3], [4, 5, 6]), [0, 1])
+GOLDEN = packing.pack(f32([1, 2, 3], [4, 5, 6]), [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ GOLDEN = inference.pack(f32([1, 2, 3], [4, 5, 6]), [0, 1])
         ),
         (
             np.empty((1, 0), np.float32),
-            {"shape": [1, 3], "values": {**inference.pack(np.empty((1, 0), np.float32), [0])}},
+            {"shape": [1, 3], "values": {**packing.pack(np.empty((1, 0), np.float32), [0])}},
             [
                 "OUT: shape is [1, 0], expected [1, 3]",
                 "OUT: shape is [1, 0], expected at least one value, which the check of values needs",
@@ -413,9 +413,9 @@ GOLDEN = inference.pack(f32([1, 2, 3], [4, 5, 6]), [0, 1])
             {"finite": True},
             ["OUT: dtype is BYTES, expected numbers, which the check of finite needs"],
         ),
-        (inference.Output("FP32", [1, 3], None), {"finite": True}, ["OUT: the data does not fit FP32 of shape [1, 3]"]),
+        (questions.Output("FP32", [1, 3], None), {"finite": True}, ["OUT: the data does not fit FP32 of shape [1, 3]"]),
         (
-            inference.Output("FP32", [1, 3], None),
+            questions.Output("FP32", [1, 3], None),
             {"dtype": "FP32", "shape": [1, 3]},
             ["OUT: the data does not fit FP32 of shape [1, 3]"],
         ),
@@ -446,10 +446,10 @@ def test_values_that_are_not_finite_are_wrong(bad: float) -> None:
 
 
 def test_golden_values_are_those_of_the_rows_that_were_sent(server: Server) -> None:
-    golden = inference.pack(scores(ROWS) + 0.25, range(6))
+    golden = packing.pack(scores(ROWS) + 0.25, range(6))
     expect = {"OUT": {"values": {**golden, "npy": "x.npy", "atol": 0.25}}}
     assert {result["why"] for result in run(check(expect=expect, first=3))} == {""}
-    shifted = {"OUT": {"values": {**inference.pack(scores(ROWS + 4), range(6)), "atol": 0.25}}}
+    shifted = {"OUT": {"values": {**packing.pack(scores(ROWS + 4), range(6)), "atol": 0.25}}}
     assert {result["ok"] for result in run(check(expect=shifted, first=3))} == {False}
 
 
@@ -481,12 +481,12 @@ def test_data_that_does_not_fit_its_shape_is_a_reason(server: Server) -> None:
 )
 def test_rows_that_can_be_drawn(rows: Any, image: Any) -> None:
     places = list(range(len(rows)))
-    assert inference.drawable({"IN": rows}, inference.Request("x", "http", places, places)) == image
+    assert pictures.drawable({"IN": rows}, questions.Request("x", "http", places, places)) == image
 
 
 def test_two_inputs_are_not_drawn() -> None:
-    request = inference.Request("x", "http", [0], [0])
-    assert inference.drawable({"A": f32([1]), "B": f32([1])}, request) is None
+    request = questions.Request("x", "http", [0], [0])
+    assert pictures.drawable({"A": f32([1]), "B": f32([1])}, request) is None
 
 
 # Giving up
@@ -608,15 +608,15 @@ def test_an_error_of_one_request_fails_that_one(server: Server, error: Exception
     "array", [ROWS, np.array([b"ab", b"c"]), np.zeros((3, 2, 2), np.uint8), np.asfortranarray(ROWS), of_bytes(b"", b"\0a\0")]
 )
 def test_rows_survive_the_way(array: Any) -> None:
-    packed = json.loads(json.dumps(inference.pack(array, [1, 0])))
-    back = inference.with_rows({"OUT": {"values": packed}})["OUT"]["values"]["rows"].take([0, 1])
+    packed = json.loads(json.dumps(packing.pack(array, [1, 0])))
+    back = packing.with_rows({"OUT": {"values": packed}})["OUT"]["values"]["rows"].take([0, 1])
     assert back.dtype == array.dtype
     assert np.array_equal(back, array[:2])
 
 
 def test_the_result_is_the_last_line_whatever_clients_print(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.live = lambda protocol: print("hello") or True
-    inference.main(
+    runner.main(
         {
             "host": "npu1",
             "host_index": 0,
@@ -640,7 +640,7 @@ def test_an_image_without_the_client_says_so(
 
     monkeypatch.setattr(importlib, "import_module", missing)
     document = {"host": "npu1", "host_index": 0, "timeout": 1, "server": {"address": "a", "http_port": 1, "grpc_port": 2}}
-    inference.main({**document, "checks": [{"model": "m", "checks": [check()]}]})
+    runner.main({**document, "checks": [{"model": "m", "checks": [check()]}]})
     assert str(error) in json.loads(capsys.readouterr().out)["error"]
 
 
@@ -655,7 +655,7 @@ def ask(
     packed = {}
     for name, tensor in given.items():
         dtype, array = tensor if isinstance(tensor, tuple) else ("", tensor)
-        packed[name] = {**inference.pack(array), "dtype": dtype}
+        packed[name] = {**packing.pack(array), "dtype": dtype}
     expect = {name: {**wanted, **packed_values(wanted)} for name, wanted in (expect or {}).items()}
     return run({"name": "whole", "protocols": list(protocols), "inputs": packed, "expect": expect, **more})
 
@@ -663,8 +663,8 @@ def ask(
 def packed_values(wanted: dict[str, Any]) -> dict[str, Any]:
     """`values` and `text` as the action plugin sends them."""
     if "text" in wanted:
-        return {"text": True, "values": inference.pack(of_bytes(*(entry.encode() for entry in wanted["text"])))}
-    return {"values": inference.pack(wanted["values"])} if "values" in wanted else {}
+        return {"text": True, "values": packing.pack(of_bytes(*(entry.encode() for entry in wanted["text"])))}
+    return {"values": packing.pack(wanted["values"])} if "values" in wanted else {}
 
 
 def test_without_rows_an_array_is_one_request_as_it_is(server: Server) -> None:
@@ -689,7 +689,7 @@ EVERY = {
 @pytest.mark.parametrize("dtype", EVERY)
 def test_every_dtype_over_the_stub(server: Server, dtype: str) -> None:
     """Out and back in raw contents; a value that is one off is seen, also in the last bit of 64."""
-    array = np.array(EVERY[dtype], inference.NUMPY[dtype])
+    array = np.array(EVERY[dtype], questions.NUMPY[dtype])
     server.answer = lambda _protocol, _model, rows: {"OUT": (dtype, list(rows.shape), rows)}
     (result,) = ask({"OUT": {"dtype": dtype, "shape": [2], "values": array}}, {"IN": (dtype, array)}, ("raw",))
     assert result["why"] == ""
@@ -746,7 +746,7 @@ def test_classes_are_asked_for_and_the_best_is_judged(server: Server) -> None:
     assert server.requested == [[("OUT", 2), ("MORE", 0)]]
     assert result["why"] == "OUT: label is ['tabby', ''], expected ['tabby', 'dog']; output MORE is missing, found OUT"
     assert (result["expected"], result["got"]) == (["tabby", "dog"], ["tabby", ""])
-    assert inference.classes_of(answer)[0] == [(0.75, 281, "tabby"), (0.25, 0, "a: b")]
+    assert judge.classes_of(answer)[0] == [(0.75, 281, "tabby"), (0.25, 0, "a: b")]
 
 
 def test_a_label_alone_asks_for_the_second_best_too(server: Server) -> None:
@@ -778,8 +778,8 @@ def test_a_label_alone_asks_for_the_second_best_too(server: Server) -> None:
     ],
 )
 def test_classes_that_are_not_as_wanted(output: Any, wanted: dict[str, Any], reason: str) -> None:
-    answer = {"OUT": inference.Output(np_to_triton_dtype(output.dtype), list(output.shape), output)}
-    assert inference.judge(answer, inference.Request("m/http/x", "http", None, None), {"OUT": wanted}) == [reason]
+    answer = {"OUT": questions.Output(np_to_triton_dtype(output.dtype), list(output.shape), output)}
+    assert judge.judge(answer, questions.Request("m/http/x", "http", None, None), {"OUT": wanted}) == [reason]
 
 
 # Errors that have to come, and limits
@@ -1026,7 +1026,7 @@ def test_a_backend_that_does_not_count_by_instance_is_told(server: Server, insta
 
 
 def test_the_bytes_of_a_picture_are_drawn_where_they_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = inference.Request("x", "http", None, None)
+    request = questions.Request("x", "http", None, None)
     jpeg = of_bytes(b"\xff\xd8\xff...")
     levels = np.full((8, 8, 3), 7, np.uint8)
 
@@ -1039,15 +1039,15 @@ def test_the_bytes_of_a_picture_are_drawn_where_they_can_be_read(monkeypatch: py
 
     monkeypatch.setitem(sys.modules, "PIL.Image", SimpleNamespace(open=lambda source: Image()))
     for array in (jpeg, np.frombuffer(jpeg[0], np.uint8)):
-        seen = inference.picture({"IN": array}, request)
+        seen = pictures.picture({"IN": array}, request)
         assert seen is not None and (seen["width"], seen["channels"]) == (8, 3)
-    assert inference.picture({"IN": of_bytes(b"no picture")}, request) is None
+    assert pictures.picture({"IN": of_bytes(b"no picture")}, request) is None
 
     def broken(source: Any) -> Any:
         raise OSError("truncated")
 
     monkeypatch.setitem(sys.modules, "PIL.Image", SimpleNamespace(open=broken))
-    assert inference.picture({"IN": jpeg}, request) is None
+    assert pictures.picture({"IN": jpeg}, request) is None
 
 
 @pytest.fixture(autouse=True)

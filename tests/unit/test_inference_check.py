@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 import yaml
 from ansible_collections.npufleet.triton.plugins.action import inference_check as action
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
 from ansible_collections.npufleet.triton.plugins.module_utils.change import accepted_checks
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import probe
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import check_client
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import packing, questions
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import unpack_check
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import clock
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import archive
@@ -92,7 +93,7 @@ def test_a_good_file_becomes_a_document_with_the_rows_of_this_host(site: Path) -
     # Three blocks of two: the second host's HTTP takes the third, its gRPC the first again.
     assert check["rows"]["total"] == 6
     assert check["inputs"]["IN"]["rows"] == check["expect"]["OUT"]["values"]["rows"] == [0, 1, 4, 5]
-    sent = inference.unpack(check["inputs"]["IN"]).take([0, 1, 4, 5])
+    sent = packing.unpack(check["inputs"]["IN"]).take([0, 1, 4, 5])
     assert sent.tolist() == [[4 * row + number for number in range(4)] for row in (0, 1, 4, 5)]
     json.dumps(found)
 
@@ -120,8 +121,8 @@ def test_the_first_directory_that_has_a_file_wins(site: Path, tmp_path: Path) ->
     documents(site, {"model": "m", "checks": [good_check()]})
     found = check_files.read_checks(["m"], [str(own), str(site / "checks")], [str(own), str(site / "golden")], 0)
     check = found["checks"][0]["checks"][0]
-    assert inference.unpack(check["inputs"]["IN"]).take([0]).tolist() == [[7, 7, 7, 7]]
-    assert inference.unpack(check["expect"]["OUT"]["values"]).take([1]).tolist() == [[0, 1, 0, 0]]
+    assert packing.unpack(check["inputs"]["IN"]).take([0]).tolist() == [[7, 7, 7, 7]]
+    assert packing.unpack(check["expect"]["OUT"]["values"]).take([1]).tolist() == [[0, 1, 0, 0]]
 
 
 def test_a_model_without_a_file_is_a_failed_check(site: Path) -> None:
@@ -433,8 +434,8 @@ def test_a_malformed_check_of_any_model_is_refused(site: Path, changes: dict[str
 def test_where_an_input_comes_from(site: Path, given: dict[str, Any], dtype: str, array: Any) -> None:
     (found,) = documents(site, {"model": "m", "checks": [whole_check(inputs={"IN": given})]})["checks"]
     found = json.loads(json.dumps(found))
-    check = inference.unpack_check("m", found["checks"][0])
-    (request,) = inference.requests("m", {**found["checks"][0], "protocols": ["http"]}, 0)
+    check = unpack_check("m", found["checks"][0])
+    (request,) = questions.requests("m", {**found["checks"][0], "protocols": ["http"]}, 0)
     assert request.rows is None
     sent_as, sent = check.question(request).inputs["IN"]
     assert (sent_as, sent.tolist()) == (dtype, array)
@@ -444,20 +445,20 @@ def test_the_check_of_every_dtype_is_good_and_leaves_none_out(site: Path) -> Non
     """What model `types` of the scenario `serving` is asked: each dtype that a check can name, but BF16, which numpy has not."""
     (found,) = documents(site, (ROOT / "molecule/serving/checks/types.yml").read_text(), model="types")["checks"]
     for raw in found["checks"]:
-        check = inference.unpack_check("types", json.loads(json.dumps(raw)))
-        (request, *_more) = inference.requests("types", raw, 0)
+        check = unpack_check("types", json.loads(json.dumps(raw)))
+        (request, *_more) = questions.requests("types", raw, 0)
         sent = {dtype for dtype, _array in check.question(request).inputs.values()}
-        assert sent == set(inference.NUMPY) - {"BF16"}
+        assert sent == set(questions.NUMPY) - {"BF16"}
         assert {wanted["dtype"] for wanted in check.expect.values()} == sent
 
 
 def test_made_up_inputs_are_the_same_in_every_run(site: Path) -> None:
-    for dtype in inference.NUMPY:
+    for dtype in questions.NUMPY:
         entry = {"IN": {"generated": {"seed": 5}, "dtype": dtype, "shape": [2, 3]}}
         sent = []
         for _run in range(2):
             (found,) = documents(site, {"model": "m", "checks": [whole_check(inputs=entry)]})["checks"]
-            sent.append(inference.unpack_check("m", found["checks"][0]).inputs["IN"][1].array)
+            sent.append(unpack_check("m", found["checks"][0]).inputs["IN"][1].array)
         assert sent[0].shape == (2, 3)
         assert sent[0].tolist() == sent[1].tolist()
         assert len(set(sent[0].flatten().tolist())) > 1
@@ -471,15 +472,15 @@ def test_what_is_made_up_is_made_where_it_is_asked(site: Path) -> None:
         "checks"
     ]
     assert len(json.dumps(found)) < 1000
-    made = inference.unpack_check("m", json.loads(json.dumps(found["checks"][0]))).inputs["IN"][1]
-    whole = inference.generated("INT32", [1000, 1000], 5, 3)
+    made = unpack_check("m", json.loads(json.dumps(found["checks"][0]))).inputs["IN"][1]
+    whole = packing.generated("INT32", [1000, 1000], 5, 3)
     assert made.take([4, 2]).tolist() == whole[[4, 2]].tolist()
 
 
 def test_texts_and_literal_numbers_are_golden_values_by_row(site: Path) -> None:
     expect = {"A": {"text": [["a"], ["b"], ["c"], ["d"]]}, "B": {"values": {"numbers": [[1], [2], [3], [4]], "atol": 1}}}
     (found,) = documents(site, {"model": "m", "checks": [good_check(rows={"first": 2, "count": 2}, expect=expect)]})["checks"]
-    check = inference.unpack_check("m", json.loads(json.dumps(found["checks"][0])))
+    check = unpack_check("m", json.loads(json.dumps(found["checks"][0])))
     assert check.expect["A"]["values"]["rows"].take([2, 3]).tolist() == [[b"c"], [b"d"]]
     assert (check.expect["B"]["values"]["rows"].take([3]).tolist(), check.expect["B"]["values"]["atol"]) == ([[4]], 1)
     short = {"A": {"text": [["a"], ["b"]]}}
@@ -499,7 +500,7 @@ def test_limits_reach_the_library(site: Path) -> None:
         "protocols": ["stream"], "expect": None, "responses": 2, "error": {"contains": "x"}, "ms": 5, "timeout": 0.5,
     }  # fmt: skip
     (found,) = documents(site, {"model": "m", "checks": [whole_check(**changes)]})["checks"]
-    check = inference.unpack_check("m", found["checks"][0])
+    check = unpack_check("m", found["checks"][0])
     assert (check.responses, check.error, check.most_ms, check.timeout) == (2, {"contains": "x"}, 5, 0.5)
 
 

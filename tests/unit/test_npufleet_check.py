@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
-from ansible_collections.npufleet.triton.plugins.module_utils.inference import questions
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import packing, questions, runner
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.load import judge_latency, percentile
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import Question, TooLarge, refuse_too_large
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files
 from helpers import ROOT
 from small_triton import SmallTriton, certificates, small_triton
@@ -335,12 +336,12 @@ def test_a_request_that_none_holds_is_refused_before_it_is_sent(
     ],
 )
 def test_size_of_a_request(dtype: str, array: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    question = inference.Question("m", {"IN": (dtype, array)})
+    question = Question("m", {"IN": (dtype, array)})
     monkeypatch.setattr(questions, "LARGEST_REQUEST", size)
-    inference.refuse_too_large(question)
+    refuse_too_large(question)
     monkeypatch.setattr(questions, "LARGEST_REQUEST", size - 1)
-    with pytest.raises(inference.TooLarge):
-        inference.refuse_too_large(question)
+    with pytest.raises(TooLarge):
+        refuse_too_large(question)
 
 
 # TLS and keys
@@ -367,7 +368,7 @@ def test_pem_in_the_document_becomes_files_for_the_run_alone(tls: dict[str, str]
     check = {
         "name": "row",
         "protocols": ["http", "grpc", "raw"],
-        "inputs": {"IN": inference.pack(np.ones((1, 4), np.float32))},
+        "inputs": {"IN": packing.pack(np.ones((1, 4), np.float32))},
         "expect": {"OUT": {"shape": [1, 4]}},
     }
     with small_triton(tls) as triton:
@@ -380,7 +381,7 @@ def test_pem_in_the_document_becomes_files_for_the_run_alone(tls: dict[str, str]
             "timeout": 5,
             "checks": [{"model": "double", "checks": [check]}],
         }
-        inference.main(document)
+        runner.main(document)
     said = capsys.readouterr().out
     assert [(result["ok"], result["why"]) for result in json.loads(said)["checks"]] == [(True, "")] * 3
     assert "PRIVATE KEY" not in said
@@ -498,7 +499,7 @@ def test_server_that_hangs_up_has_not_refused(site: Site, triton: SmallTriton) -
     [(range(1, 101), 99, 99), (range(1, 101), 50, 50), (range(1, 201), 99, 198), ([3], 99, 3), ([1, 9], 50, 1), ([1, 9], 95, 9)],
 )
 def test_percentiles_are_values_that_were_measured(values: Any, share: int, found: int) -> None:
-    assert inference.percentile(list(values), share) == found
+    assert percentile(list(values), share) == found
 
 
 def test_missed_limits_name_what_was_asked_and_whether_the_client_was_the_limit() -> None:
@@ -511,15 +512,15 @@ def test_missed_limits_name_what_was_asked_and_whether_the_client_was_the_limit(
         "infer_per_s": 270.0,
         "client_cores": 0.4,
     }
-    assert inference.judge_latency(figures, {"p99_ms": 10, "p50_ms": 5, "infer_per_s": 270}) == [
+    assert judge_latency(figures, {"p99_ms": 10, "p50_ms": 5, "infer_per_s": 270}) == [
         "p99 is 12.1 ms, expected at most 10 ms, 4 clients, 812 requests"
     ]
     busy = {**figures, "clients": 1, "client_cores": 0.97}
-    assert inference.judge_latency(busy, {"infer_per_s": 300}) == [
+    assert judge_latency(busy, {"infer_per_s": 300}) == [
         "infer/s is 270, expected at least 300, 1 client, 812 requests",
         "the client itself used 0.97 CPU cores, so it was the bottleneck: use fewer clients",
     ]
-    assert inference.judge_latency(busy, {"p99_ms": 20}) == []
+    assert judge_latency(busy, {"p99_ms": 20}) == []
 
 
 @pytest.mark.parametrize(

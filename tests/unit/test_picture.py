@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import pictures, questions
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import picture
 
-ONE = inference.Request("x", "http", [0], [0])
+ONE = questions.Request("x", "http", [0], [0])
 
 
 def pixels_of(png: bytes) -> tuple[int, int, int, bytes]:
@@ -61,7 +61,7 @@ def test_what_is_no_picture_gives_none(found: Any) -> None:
 
 def sent(array: Any) -> Any:
     """The picture of one row, None where it is none, as (width, height, channels, pixels)."""
-    found = inference.picture({"IN": np.asarray(array)[None]}, ONE)
+    found = pictures.picture({"IN": np.asarray(array)[None]}, ONE)
     if found is None:
         return None
     assert str(picture.data_uri(found)).startswith("data:image/png;base64,")
@@ -107,5 +107,5 @@ def test_what_is_no_image_is_not_sent(array: Any) -> None:
 
 def test_a_batch_and_two_inputs_are_not_drawn() -> None:
     image = np.zeros((2, 8, 8))
-    assert inference.picture({"IN": image}, inference.Request("x", "http", [0, 1], [0, 1])) is None
-    assert inference.picture({"A": image[:1], "B": image[:1]}, ONE) is None
+    assert pictures.picture({"IN": image}, questions.Request("x", "http", [0, 1], [0, 1])) is None
+    assert pictures.picture({"A": image[:1], "B": image[:1]}, ONE) is None

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import clients, errors, load
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import arrays, check_files, fields
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import values
@@ -97,12 +97,12 @@ def test_keys_are_those_of_the_reader() -> None:
         assert {key: key in part.get("required", []) for key in part["properties"]} == keys
         assert part["additionalProperties"] is False
     assert inputs["properties"]["dtype"]["enum"] == expect["properties"]["dtype"]["enum"] == list(arrays.DTYPES)
-    assert set(CHECK["properties"]["protocols"]["items"]["enum"]) == set(inference.PROTOCOLS)
-    assert CHECK["properties"]["error"]["properties"]["status"]["enum"] == list(inference.STATUS)
+    assert set(CHECK["properties"]["protocols"]["items"]["enum"]) == set(clients.PROTOCOLS)
+    assert CHECK["properties"]["error"]["properties"]["status"]["enum"] == list(errors.STATUS)
     assert [entry["required"] for entry in CHECK["anyOf"]] == [[proof] for proof in check_files.EXPECTATION_FIELDS]
     latency = CHECK["properties"]["latency"]["properties"]
     assert {key: latency[key]["maximum"] for key in ("clients", "seconds", "requests")} == {
-        "clients": inference.WIDEST,
+        "clients": load.WIDEST,
         "seconds": check_files.MAX_LOAD_SECONDS,
         "requests": fields.MAX_COUNT,
     }

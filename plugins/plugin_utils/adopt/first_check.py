@@ -8,12 +8,12 @@ import json
 import math
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import questions
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.balancer_check import NOT_IN_JSON
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text
 
 # {Triton's dtype: numpy's dtype} for the dtypes that JSON can represent
-NUMPY = {dtype: name for dtype, name in inference.NUMPY.items() if dtype not in NOT_IN_JSON}
+NUMPY = {dtype: name for dtype, name in questions.NUMPY.items() if dtype not in NOT_IN_JSON}
 # The tolerance of an answer, as a fraction of its largest value. Another SDK can round differently.
 TOLERANCE = 1e-3
 # The largest number of values in all inputs of a model together, and also in one output. Larger models get no first check.

@@ -8,12 +8,12 @@ import math
 import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import pictures, questions
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tensors
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.fields import Fields, is_number, is_whole
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import found_in, is_inside
 
-DTYPES = tuple(inference.NUMPY)
+DTYPES = tuple(questions.NUMPY)
 # The keys that name the source of an array, for inputs and for expected values
 SOURCES = ("npy", "raw", "text", "numbers", "file", "image", "generated")
 GOLDEN_SOURCES = ("npy", "numbers", "file")
@@ -121,7 +121,7 @@ class Arrays(Fields):
         """Return the bytes of a file, or b"" if it does not exist. If `image` is true, the file must be JPEG or PNG."""
         path = self._path(name, field)
         content = _content(path) if path else b""
-        if path and image and not content.startswith(inference.PICTURES):
+        if path and image and not content.startswith(pictures.PICTURES):
             raise tensors.ArrayError(f"{path}, which has another format", "a JPEG or PNG file; use `file` for other formats")
         return content
 
@@ -163,7 +163,7 @@ class Arrays(Fields):
         if not golden.size:
             expected = "one value or more; set `shape` for an empty output"
             self.error(field, f"without a value in shape {list(golden.shape)}", expected)
-        if golden.dtype.kind not in inference.NUMBERS:
+        if golden.dtype.kind not in questions.NUMBERS:
             return
         numbers = np.abs(golden.astype(np.float64))
         if np.isnan(numbers).any():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import packing, questions
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.check_files import CheckFile
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.inputs import directories, found_in
@@ -94,7 +94,7 @@ def _request_of_check_file(variables: Mapping[str, Any], model: str) -> Optional
 
 def _body(model: str, check: Mapping[str, Any]) -> Optional[str]:
     """Return the first HTTP request of a check as JSON, or None if there is no such request or if it is too large."""
-    http_request = next((entry for entry in inference.requests(model, check, 0) if entry.protocol == "http"), None)
+    http_request = next((entry for entry in questions.requests(model, check, 0) if entry.protocol == "http"), None)
     if http_request is None:
         return None
     try:
@@ -108,8 +108,8 @@ def _body(model: str, check: Mapping[str, Any]) -> Optional[str]:
 def _inputs(packed: Mapping[str, Mapping[str, Any]], rows: Optional[List[int]]) -> Iterator[Dict[str, Any]]:
     """Yield the inputs of a request as Triton's HTTP API expects them. Raises ValueError for values that JSON cannot have."""
     for name, entry in packed.items():
-        array = inference.unpack(entry).take(rows)
-        dtype = entry["dtype"] or inference.triton_dtype(array)
+        array = packing.unpack(entry).take(rows)
+        dtype = entry["dtype"] or questions.triton_dtype(array)
         if dtype in NOT_IN_JSON or array.size > MAX_BODY_BYTES:
             raise ValueError(f"{dtype} cannot be sent as JSON")
         data = [bytes(element).decode() for element in array.flat] if dtype == "BYTES" else array.flatten().tolist()

@@ -9,7 +9,9 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import yaml
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import clients, packing, questions
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.errors import STATUS
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.load import PERCENTILES, WIDEST
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.arrays import DTYPES, GOLDEN_SOURCES, SOURCES, Arrays
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks.fields import is_number, is_whole
@@ -30,7 +32,7 @@ ERROR_KEYS = {"status": False, "contains": False}
 CANCEL_KEYS = {"after": True, "times": False}
 # The keys that set the length of a load test, and the keys that set its limits
 LOAD_LENGTHS = ("seconds", "requests")
-LATENCY_LIMITS = (*inference.PERCENTILES, "infer_per_s")
+LATENCY_LIMITS = (*PERCENTILES, "infer_per_s")
 LATENCY_KEYS = {"clients": False, **dict.fromkeys((*LOAD_LENGTHS, *LATENCY_LIMITS), False)}
 # The longest load test. A load test slows down the other clients of the server.
 MAX_LOAD_SECONDS = 600
@@ -91,8 +93,8 @@ class CheckFile(Arrays):
         """Return one check with its packed arrays, or {} if the file has errors."""
         protocols = self.as_list(check.get("protocols", ["http"]), f"{field}.protocols")
         for protocol in protocols:
-            if protocol not in inference.PROTOCOLS or protocols.count(protocol) > 1:
-                self.error(f"{field}.protocols", protocol, f"each of {', '.join(inference.PROTOCOLS)} at most once")
+            if protocol not in clients.PROTOCOLS or protocols.count(protocol) > 1:
+                self.error(f"{field}.protocols", protocol, f"each of {', '.join(clients.PROTOCOLS)} at most once")
         rows = self._rows(check["rows"], f"{field}.rows") if "rows" in check else None
         result = {"name": check.get("name"), "protocols": protocols, **self._conditions(check, field, protocols)}
         if check and not any(key in check for key in EXPECTATION_FIELDS):
@@ -119,15 +121,13 @@ class CheckFile(Arrays):
         for name, entry in inputs.items():
             tensor_field = f"{field}.inputs.{name}"
             parameters = self.generated.get(tensor_field)
-            packed = (
-                inference.pack_generated(parameters, sent_rows) if parameters else inference.pack(arrays[tensor_field], sent_rows)
-            )
+            packed = packing.pack_generated(parameters, sent_rows) if parameters else packing.pack(arrays[tensor_field], sent_rows)
             # numpy has no BF16, so the dtype is sent with the array.
             result["inputs"][name] = {**packed, "dtype": "BF16" if entry.get("dtype") == "BF16" else ""}
         for name, expectation in result["expect"].items():
             for key in ("values", "text"):
                 if key in expectation:
-                    golden = inference.pack(arrays[f"{field}.expect.{name}.{key}"], sent_rows)
+                    golden = packing.pack(arrays[f"{field}.expect.{name}.{key}"], sent_rows)
                     expectation["values"] = {**(expectation[key] if key == "values" else {}), **golden}
         return result
 
@@ -151,7 +151,7 @@ class CheckFile(Arrays):
         if self.errors:
             return None
         check["rows"] = rows
-        return sorted({row for request in inference.requests(self.model, check, host_index) for row in request.rows or []})
+        return sorted({row for request in questions.requests(self.model, check, host_index) for row in request.rows or []})
 
     def _conditions(self, check: Mapping[str, Any], field: str, protocols: Sequence[Any]) -> Dict[str, Any]:
         """Return the fields `responses`, `instances`, `ms`, `timeout`, `cancel`, `error` and `latency` that a check sets."""
@@ -185,8 +185,8 @@ class CheckFile(Arrays):
         error = dict(self.as_map(raw, ERROR_KEYS, field))
         if not error:
             self.error(field, error, f"at least one of {', '.join(ERROR_KEYS)}")
-        if "status" in error and error["status"] not in inference.STATUS:
-            self.error(f"{field}.status", error["status"], f"one of {', '.join(inference.STATUS)}")
+        if "status" in error and error["status"] not in STATUS:
+            self.error(f"{field}.status", error["status"], f"one of {', '.join(STATUS)}")
         if "contains" in error:
             self.as_text(error["contains"], f"{field}.contains")
         elif error.get("status") != "DEADLINE_EXCEEDED" and "stream" in protocols:
@@ -201,8 +201,8 @@ class CheckFile(Arrays):
         load = {"clients": 1, **self.as_map(raw, LATENCY_KEYS, field)}
         self.check_whole(load, "clients", 1, field)
         self.check_whole(load, "requests", 1, field)
-        if is_whole(load["clients"]) and load["clients"] > inference.WIDEST:
-            self.error(f"{field}.clients", load["clients"], f"at most {inference.WIDEST}")
+        if is_whole(load["clients"]) and load["clients"] > WIDEST:
+            self.error(f"{field}.clients", load["clients"], f"at most {WIDEST}")
         self.check_positive(load, "seconds", MAX_LOAD_SECONDS, field)
         for key in LATENCY_LIMITS:
             self.check_positive(load, key, sys.float_info.max, field)
@@ -212,7 +212,7 @@ class CheckFile(Arrays):
             self.error(field, actual, f"exactly one of {', '.join(LOAD_LENGTHS)}")
         if not any(key in load for key in LATENCY_LIMITS):
             self.error(field, "without a limit", f"at least one of {', '.join(LATENCY_LIMITS)}")
-        for name, share in inference.PERCENTILES.items():
+        for name, share in PERCENTILES.items():
             # With fewer requests, this percentile would be the time of the slowest request.
             minimum = 100 // (100 - share)
             if name in load and is_whole(load.get("requests")) and load["requests"] < minimum:

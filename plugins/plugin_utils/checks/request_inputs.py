@@ -8,7 +8,7 @@ import json
 import math
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import questions
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import tensors
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.command_line import USAGE_ERROR, CommandError
 
@@ -95,9 +95,9 @@ def array_of(sources: Sequence[Tuple[str, str]], dtype: str, shape: Sequence[int
         array = tensors.generated(dtype, [max(int(size), 1) for size in shape], int(value))
     else:
         data = tensors.file_content(value)
-        array = tensors.from_raw(data, dtype, complete_shape(shape, len(data) // np.dtype(inference.NUMPY[dtype]).itemsize))
+        array = tensors.from_raw(data, dtype, complete_shape(shape, len(data) // np.dtype(questions.NUMPY[dtype]).itemsize))
     try:
-        actual = inference.triton_dtype(array)
+        actual = questions.triton_dtype(array)
     except ValueError as error:
         raise tensors.ArrayError(str(error), dtype) from None
     if actual != dtype and (actual, dtype) != ("FP32", "BF16"):

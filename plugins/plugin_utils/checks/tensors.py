@@ -15,8 +15,9 @@ import zipfile
 from pathlib import Path
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
-from ansible_collections.npufleet.triton.plugins.module_utils.inference import NUMPY, of_bytes
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import packing
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.packing import of_bytes
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.questions import NUMPY
 
 # The first bytes of an .npy file
 NPY = b"\x93NUMPY"
@@ -176,16 +177,16 @@ def _pixels(name: str, data: bytes, height: int, width: int) -> Any:
 
 
 def generated(dtype: str, shape: Sequence[int], seed: int = 0, low: Optional[float] = None, high: Optional[float] = None) -> Any:
-    """Return the array of `inference.generated`. Raises ArrayError if `low` and `high` are not within the dtype."""
+    """Return the array of `packing.generated`. Raises ArrayError if `low` and `high` are not within the dtype."""
     import numpy as np
 
     numpy_type = np.dtype(NUMPY[dtype])
     if numpy_type.kind in "iu":
         limits = np.iinfo(numpy_type)
-        least, most = inference.whole_limits(dtype, low, high)
+        least, most = packing.whole_limits(dtype, low, high)
         if not limits.min <= least < most <= limits.max + 1:
             raise ArrayError(f"low {least} and high {most}", f"low below high, both within {dtype}")
-    return inference.generated(dtype, shape, seed, low, high)
+    return packing.generated(dtype, shape, seed, low, high)
 
 
 def source_of(entry: Mapping[str, Any], sources: Sequence[str]) -> str:

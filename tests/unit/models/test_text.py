@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import served
-from ansible_collections.npufleet.triton.plugins.module_utils import inference
+from ansible_collections.npufleet.triton.plugins.module_utils.inference import judge, questions
+from ansible_collections.npufleet.triton.plugins.module_utils.inference.check import unpack_check
 from ansible_collections.npufleet.triton.plugins.plugin_utils.checks import check_files, inputs
 from helpers import ROOT, fleet
 from manifests import manifest_of, parse_config
@@ -92,15 +93,15 @@ def test_golden_data_are_this_models(model: Any) -> None:
     assert document["no_check_file"] == []
     proven = 0
     for raw in document["checks"][0]["checks"]:
-        check = inference.unpack_check("text", raw)
+        check = unpack_check("text", raw)
         if check.error is None:
-            sent = check.question(inference.Request("x", "http", None, None))
+            sent = check.question(questions.Request("x", "http", None, None))
             (response,) = model.execute([{name: array for name, (_dtype, array) in sent.inputs.items()}])
             found = {}
             for tensor in response.tensors:
                 array = tensor.as_numpy()
-                found[tensor.name()] = inference.Output(inference.triton_dtype(array), list(array.shape), array)
-            assert inference.judge(found, inference.Request("x", "http", None, None), check.expect) == []
+                found[tensor.name()] = questions.Output(questions.triton_dtype(array), list(array.shape), array)
+            assert judge.judge(found, questions.Request("x", "http", None, None), check.expect) == []
             proven += 1
     assert proven == 2
 
