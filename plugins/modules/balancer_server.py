@@ -55,15 +55,11 @@ options:
     type: str
     default: ""
   wait:
-    description:
-      - Longest time in seconds that O(state=drained) waits until no request or stream of the server is in flight. Requests in old
-        workers (see O(master_socket)) also count as in flight.
+    description: Longest time in seconds that O(state=drained) waits until no request or stream is in flight, also in old workers.
     type: int
     default: 0
   close:
-    description:
-      - Close the requests and streams that are in flight after O(wait) seconds. Otherwise, a bidirectional stream stays in flight
-        as long as its client keeps it open.
+    description: Close the requests and streams that are in flight after O(wait) seconds. Otherwise a client can keep them open.
     type: bool
     default: false
   allow_outage:
@@ -111,9 +107,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 server:
-  description: >-
-    The server after the call, in the form of RV(npufleet.triton.balancer_info#module:servers) without counters and traffic. In
-    check mode, the server as the call would leave it.
+  description: The server as in RV(npufleet.triton.balancer_info#module:servers), after the call, without counters and traffic.
   returned: success
   type: dict
 kept:

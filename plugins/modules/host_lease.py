@@ -35,8 +35,7 @@ options:
     type: bool
     default: false
   wait:
-    description: >-
-      Longest time in seconds to wait until another run releases the lease. Without this option, C(npufleet_lease_wait) applies.
+    description: Seconds to wait until another run releases the lease. Without this option, C(npufleet_lease_wait) applies.
     type: int
     default: 0
   seen:
@@ -64,11 +63,6 @@ EXAMPLES = r"""
 - name: Take the lease of the host
   npufleet.triton.host_lease:
   register: lease
-
-- name: Release the lease of the host
-  npufleet.triton.host_lease:
-    state: released
-  when: lease.taken
 """
 
 RETURN = r"""
