@@ -8,18 +8,12 @@ from collections import ChainMap
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
+from ansible_collections.npufleet.triton.plugins.modules.model_manifest import OPTIONS
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import validate
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import manifest
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import repository
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import ERROR, Finding, Row, row_of
-
-# The options of the module
-OPTIONS = {
-    "repositories": {"type": "list", "elements": "path"},
-    "models": {"type": "list", "elements": "str"},
-    "release": {"type": "str"},
-}
 
 
 class ActionModule(FleetAction):

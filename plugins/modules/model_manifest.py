@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 module: model_manifest
 short_description: Lint Triton repositories, and return files and digests of their models
 description:
-  - Reads models on the controller, and reports everything that is wrong with them before a server reads them. If at least one
-    finding is an error, the task fails with all findings of all models.
+  - Reads models on the controller, and reports all errors in them before a server reads them. The task fails if it finds one.
   - The linter parses a C(config.pbtxt) with Triton's own schema. It needs no connection to the host.
   - Without O(repositories), the task renders the models that the variable C(triton_models) places on the host, with the compiled
     files for the host. With O(repositories), compiled files that an inventory would add may be missing.
@@ -48,8 +47,7 @@ findings:
   description:
     - All findings. They are warnings, because the task fails if there is an error.
     - The fields are C(model), C(file), C(line), C(field), C(actual), C(expected), C(todo) (the next step), C(severity) and C(rule).
-    - C(line) is null for a finding about the whole file. C(field) is a field of the config, such as C(input[0].dims). It is empty
-      for a finding about files.
+    - C(line) is null for a finding about a whole file. C(field) is a field of the config, such as C(input[0].dims), or empty.
   returned: success
   type: list
   elements: dict
@@ -57,28 +55,29 @@ models:
   description:
     - Files and digests of each model, by its name.
     - C(source) is the digest of the model's own files and its compiled files, which is the same on all hosts.
-    - C(release) is the digest of the model as it is rendered for the host. It is null with O(repositories), which belong to no
-      host.
+    - C(release) is the digest of the model as it is rendered for the host. It is null with O(repositories).
     - C(versions) has the versions that the version policy selects.
     - C(files) has the C(sha256) of each file. C(blob) is true for a large or compiled file, which several releases can share.
   returned: success
   type: dict
 """
 
-from ansible.module_utils.basic import AnsibleModule
+from typing import Any, Dict
+
+from ansible_collections.npufleet.triton.plugins.module_utils import request
+
+# The action plugin validates the arguments of the task with this specification.
+OPTIONS: Dict[str, Any] = {
+    "repositories": {"type": "list", "elements": "path"},
+    "models": {"type": "list", "elements": "str"},
+    "release": {"type": "str"},
+}
 
 
 def main() -> None:
     """Fail, because the action does the work on the controller."""
-    module = AnsibleModule(
-        argument_spec={
-            "repositories": {"type": "list", "elements": "path"},
-            "models": {"type": "list", "elements": "str"},
-            "release": {"type": "str"},
-        },
-        supports_check_mode=True,
-    )
-    module.fail_json(msg="model_manifest runs on the controller. Call it as npufleet.triton.model_manifest.")
+    message = "model_manifest runs on the controller. Call it as npufleet.triton.model_manifest."
+    request.ansible_module(OPTIONS).fail_json(msg=message)
 
 
 if __name__ == "__main__":
