@@ -64,6 +64,9 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         raise Refusal(reasons)
     settings, other_files = _settings(variables, context, hosts), _certificates(certificate, key, authority)
     config = render(settings, other_files)
+    ports = ((settings.http_port, "load_balancer_http_port"), (settings.grpc_port, "load_balancer_grpc_port"))
+    listeners = [[address, str(port), name] for address in settings.bind for port, name in ports]
+    metrics_address, _colon, metrics_port = settings.metrics_address.rpartition(":")
     return {
         "packages": sorted(variables["load_balancer_packages"]),
         "config": config,
@@ -75,7 +78,8 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "digest": files.digest_in(config),
         "servers": [server.name for server in settings.servers],
         "model": settings.check.model,
-        "listens": _listens(settings),
+        # [address, port, variable] of each listener
+        "listens": [*listeners, [metrics_address.strip("[]"), metrics_port, "load_balancer_metrics_address"]],
         "expires_in": balancer_tls.days_left(certificate, now) if certificate else None,
     }
 
@@ -195,11 +199,3 @@ def _certificates(certificate: str, key: str, authority: str) -> Dict[str, str]:
     """Return {path: content} of the files that HAProxy reads besides its configuration."""
     contents = {files.CERTIFICATE: certificate.rstrip("\n") + "\n" + key.strip("\n") + "\n"} if certificate else {}
     return {**contents, files.CLIENT_CA: authority} if authority else contents
-
-
-def _listens(settings: Settings) -> List[List[str]]:
-    """Return [address, port, variable] of each listener."""
-    ports = ((settings.http_port, "load_balancer_http_port"), (settings.grpc_port, "load_balancer_grpc_port"))
-    listeners = [[address, str(port), name] for address in settings.bind for port, name in ports]
-    address, _colon, port = settings.metrics_address.rpartition(":")
-    return [*listeners, [address.strip("[]"), port, "load_balancer_metrics_address"]]

@@ -32,21 +32,9 @@ from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api im
 HTTP_READ = r"^/v2(/health/(live|ready)|/models/[^/]+(/versions/[0-9]+)?(/ready|/config)?)?$"
 HTTP_INFER = r"^/v2/models/[^/]+(/versions/[0-9]+)?/(infer|generate|generate_stream)$"
 HTTP_STATISTICS = "/v2/models/stats"
-GRPC_SERVICE = "/inference.GRPCInferenceService/"
 GRPC_CALLS = (
-    *(
-        GRPC_SERVICE + name
-        for name in (
-            "ServerLive",
-            "ServerReady",
-            "ServerMetadata",
-            "ModelReady",
-            "ModelMetadata",
-            "ModelConfig",
-            "ModelInfer",
-            "ModelStreamInfer",
-        )
-    ),
+    *(f"/inference.GRPCInferenceService/Server{name}" for name in ("Live", "Ready", "Metadata")),
+    *(f"/inference.GRPCInferenceService/Model{name}" for name in ("Ready", "Metadata", "Config", "Infer", "StreamInfer")),
     "/grpc.health.v1.Health/Check",
 )
 # The headers of a W3C trace context. By default, HAProxy removes these headers from requests. Otherwise Triton with OpenTelemetry
@@ -226,22 +214,18 @@ def _log() -> List[str]:
     ]
 
 
-def _login(settings: Settings) -> Iterator[str]:
-    """Yield the rules that refuse clients without a login, and remove the login from the request."""
-    if not settings.logins:
-        return
-    yield "http-request set-var(txn.npufleet_login) req.fhdr(authorization),sha2(256),hex"
-    yield from (f"acl npufleet_known var(txn.npufleet_login) -m str {digest}" for digest in sorted(settings.logins))
-    yield (
-        "http-request deny deny_status 401 content-type application/json "
-        + """string '{"error":"a login is needed"}' hdr www-authenticate 'Basic realm="npufleet"' unless npufleet_known"""
-    )
-    yield "http-request del-header authorization"
-
-
-def _trace_context(settings: Settings) -> Iterator[str]:
-    """Yield the rules that remove the trace context of clients. They also cover gRPC, whose metadata are headers of HTTP/2."""
+def _client_rules(settings: Settings) -> Iterator[str]:
+    """Yield the rules that refuse clients without a login, and remove the login and the trace context from the request."""
+    if settings.logins:
+        yield "http-request set-var(txn.npufleet_login) req.fhdr(authorization),sha2(256),hex"
+        yield from (f"acl npufleet_known var(txn.npufleet_login) -m str {digest}" for digest in sorted(settings.logins))
+        yield (
+            "http-request deny deny_status 401 content-type application/json "
+            + """string '{"error":"a login is needed"}' hdr www-authenticate 'Basic realm="npufleet"' unless npufleet_known"""
+        )
+        yield "http-request del-header authorization"
     if not settings.trace_context:
+        # These rules also cover gRPC, whose metadata are headers of HTTP/2.
         yield from (f"http-request del-header {name}" for name in TRACE_CONTEXT)
 
 
@@ -263,8 +247,7 @@ def _http_frontend(settings: Settings) -> List[str]:
         f"acl npufleet_statistics path {HTTP_STATISTICS}",
         f"acl npufleet_inference path -m reg {HTTP_INFER}",
         _deny("unless npufleet_reads npufleet_information !npufleet_statistics or npufleet_posts npufleet_inference"),
-        *_login(settings),
-        *_trace_context(settings),
+        *_client_rules(settings),
         f"default_backend {BACKENDS['http']}",
     ]
 
@@ -276,8 +259,7 @@ def _grpc_frontend(settings: Settings) -> List[str]:
         "acl npufleet_posts method POST",
         *(f"acl npufleet_call path {path}" for path in GRPC_CALLS),
         _deny("unless npufleet_posts npufleet_call"),
-        *_login(settings),
-        *_trace_context(settings),
+        *_client_rules(settings),
         f"default_backend {BACKENDS['grpc']}",
     ]
 
