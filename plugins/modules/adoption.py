@@ -9,12 +9,9 @@ module: adoption
 short_description: Translate a Triton container that was started manually into variables and a model list
 description:
   - Finds the container in which C(tritonserver) runs, as main process, child of a shell, or process of C(docker exec).
-  - Reads C(docker inspect), the command line of the server, the model repository as the server sees it, and the API of the server.
-    The module changes nothing on the host.
-  - The controller writes variables, models and a first check of each model into O(dest). The expected answers of a check are
-    the answers that the server gives now.
-  - In place of each value that looks like a secret, the variables contain the name of a vault variable (RV(vault)), which an
-    operator has to create.
+  - Reads C(docker inspect), the command line and API of the server, and its model repository. Nothing on the host is changed.
+  - The controller writes variables, models and a first check of each model into O(dest). A check expects the current answers.
+  - For a value that looks like a secret, the variables name a vault variable (RV(vault)). An operator has to create it.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -24,9 +21,7 @@ options:
     description: Name or ID of the container. Required if C(tritonserver) runs in more than one container.
     type: str
   dest:
-    description: >-
-      Directory on the controller to write to, also in check mode. Without this option, the plan compares the container with the
-      current inventory.
+    description: Directory on the controller to write to, also in check mode. Without it, the plan uses the current inventory.
     type: path
 """
 
@@ -39,9 +34,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 container:
-  description: >-
-    Name, ID and image of the container, and version, command line and process ID of the server. C(started_manually) is true if the
-    container's own command did not start the server.
+  description: The container and its server. C(started_manually) is true if the container's command did not start the server.
   returned: success
   type: dict
 managed:
@@ -123,8 +116,6 @@ MAX_SMALL_FILE = 1 << 20
 MAX_CONTENTS = 1 << 24
 # Limit of the bytes of an answer to an inference request
 MAX_ANSWER = 1 << 25
-# Directories of a model that are ignored
-IGNORED_DIRECTORIES = ("__pycache__", ".git")
 ANSWER_TIMEOUT = 60.0
 INDEX_SHAPE = [{"name": str, "version?": shapes.TEXT_OR_NULL, "state?": str, "reason?": shapes.TEXT_OR_NULL}]
 
@@ -274,7 +265,7 @@ def files_of(root: str, directory: str) -> Iterator[Tuple[str, str]]:
             path = os.path.join(directory_below, name)
             host_path = resolve(root, os.path.join(directory, path))
             if os.path.isdir(host_path):
-                queue += [path] if name not in IGNORED_DIRECTORIES else []
+                queue += [path] if name not in ("__pycache__", ".git") else []
             elif os.path.isfile(host_path) and not name.endswith(".pyc"):
                 yield path, host_path
 

@@ -47,18 +47,14 @@ options:
         description: Content of the file.
         type: str
       src:
-        description:
-          - File or directory on the controller. All files of a directory are copied, except for bytecode of Python.
-          - Ansible searches for a relative path in the same directories as for O(ansible.builtin.copy#module:src).
+        description: File or directory on the controller, as in O(ansible.builtin.copy#module:src). Bytecode is not copied.
         type: path
       mode:
         description: Octal mode in quotes.
         type: str
         default: "0644"
       validate:
-        description:
-          - Command that validates new content. V(%s) is replaced by the path of a copy with the new content.
-          - If the command fails, no file of the task is written.
+        description: Command that validates a copy of the new content at V(%s). If it fails, no file of the task is written.
         type: list
         elements: str
         default: []
@@ -150,9 +146,7 @@ REQUEST: Dict[str, Any] = {
     **OPTIONS,
     "directories": {**OPTIONS["directories"], "options": {**OPTIONS["directories"]["options"], "mode": {"type": "int"}}},
     "files": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
+        **OPTIONS["files"],
         "options": {
             **OPTIONS["files"]["options"],
             # Content in Base64

@@ -8,10 +8,8 @@ DOCUMENTATION = r"""
 module: host_state
 short_description: Read the state of a host and compare it with the desired state
 description:
-  - Reads kernel, vendor tool, Docker engine, model store, Triton server, HAProxy and Prometheus of a host in one call, and compares
-    them with the desired state. The module changes nothing.
-  - The controller computes the desired state from the inventory, the release row (C(files/releases.yml)) and the files of the
-    models.
+  - Reads kernel, driver, engine, model store, Triton server, HAProxy and Prometheus of a host in one call. It changes nothing.
+  - The controller computes the desired state from the inventory, the release row (C(files/releases.yml)) and the model files.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -19,8 +17,7 @@ options:
     description:
       - The concerns that the module reads. A concern is a part of the host with its own desired state.
       - With V([]), the module reads only the maintenance mark of the host.
-      - Default is every concern of the host's groups. With O(preflight), the variable C(preflight_concerns) takes precedence if it
-        is not empty.
+      - Default is every concern of the host's groups. With O(preflight), a non-empty C(preflight_concerns) takes precedence.
     type: list
     elements: str
     choices: [driver, engine, image, models, server, watchdog, probe, metrics, traffic, balancer, monitoring]
@@ -29,9 +26,7 @@ options:
     type: bool
     default: false
   current_releases:
-    description:
-      - Compare the server with the releases to which the links in C(served/) of the model store point, not with the inventory. Use
-        this option for a host that was rolled back or restored.
+    description: For a host that was rolled back, compare the server with the releases in C(served/), not with the inventory.
     type: bool
     default: false
   timeout:
@@ -72,8 +67,7 @@ options:
     default: always
   unsealed:
     description:
-      - Only return RV(desired), with every secret in clear text, and do not call the host. Use this option if a later task applies
-        the desired state. Set C(no_log) for both tasks.
+      - Only return RV(desired), with every secret in clear text, for a later task. Set C(no_log) for both tasks.
       - By default, values that may be secret are replaced by digests. Each call uses a new key, so the digests of two calls differ.
     type: bool
     default: false
@@ -92,13 +86,6 @@ EXAMPLES = r"""
     preflight: true
   register: state
 
-- name: Read what a rollback would change
-  npufleet.triton.host_state:
-    concerns: [models, server]
-    current_releases: true
-    rollback: {to: previous}
-  register: state
-
 - name: Wait until the server is in sync, and fail if it is not
   npufleet.triton.host_state:
     concerns: [server]
@@ -110,8 +97,8 @@ RETURN = r"""
 plan:
   description:
     - The differences in the order in which they would be applied.
-    - Each difference has its C(concern), the C(name) of the setting, the C(current) and the C(desired) value (null if there is
-      none), and the C(action) that a run would take. The action C(inspect) needs an operator.
+    - Each difference has C(concern), C(name), C(current), C(desired), and the C(action) that a run would take. The action
+      C(inspect) needs an operator.
   returned: success
   type: list
   elements: dict
@@ -196,20 +183,16 @@ traffic:
   description:
     - Settings of a rollout behind load balancers.
     - C(hook) is the value of C(npufleet_drain_hook). With an empty list in O(concerns), only C(hook) is returned.
-    - C(effect) is the effect of the plan on clients. V(none) means that the server does not change, or that the host has no drain
-      hook. With V(reload), new models load while the current models answer. With V(stop), requests would fail, so the host is
-      drained.
+    - C(effect) is the effect of the plan on clients, if the host has a drain hook. With V(none), the server does not change. With
+      V(reload), new models load while the current models answer. With V(stop), requests would fail, so the host is drained.
     - C(limited) is true if the host still has less traffic than usual, because an earlier rollout did not restore its share.
     - C(accept_within) is the time in seconds that a proven change waits for the verdict about the traffic. 0 means no verdict.
-  returned: >-
-    with O(preflight), O(rollback), O(current_releases) or V(traffic) in O(concerns), if the host is not in sync and the settings
-    are valid
+  returned: with O(preflight), O(rollback), O(current_releases) or V(traffic) in O(concerns), if the host is not in sync
   type: dict
 store:
   description:
     - The model store of the host.
-    - C(history) has every recorded change, oldest first, with C(when), C(who), C(model), C(what), C(from), C(to), C(result) and
-      C(why).
+    - C(history) has the changes, oldest first (C(when), C(who), C(model), C(what), C(from), C(to), C(result) and C(why)).
     - C(holds) has the models that are held at an older release, with C(by), C(when) and C(why).
     - C(transaction) is the open transaction, or null. C(releases) has the labels of the releases of each model, newest first.
     - C(damaged) has the flaw of each damaged file, by its path. The next change tries to repair these files.
@@ -291,17 +274,15 @@ REQUEST: Dict[str, Any] = {
 
 def _read_store(root: str) -> Dict[str, Any]:
     """Return the content of the model store. A store that does not exist yet is empty."""
-    releases_directory = os.path.join(root, "releases")
+    directory = os.path.join(root, "releases")
+    names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     return {
         "history": store.read_history(root),
         "holds": store.read_holds(root),
         "transaction": store.read_transaction(root),
         "damaged": damage.find(root),
         "rollouts": rollouts.read(root),
-        "releases": {
-            name: store.labels(root, name)
-            for name in (sorted(os.listdir(releases_directory)) if os.path.isdir(releases_directory) else [])
-        },
+        "releases": {name: store.labels(root, name) for name in names},
     }
 
 

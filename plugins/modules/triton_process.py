@@ -10,8 +10,7 @@ short_description: Run tritonserver in the container in which Ansible runs
 description:
   - Use this module if the host is itself a Triton container, such as a session of Backend.AI. The module needs no container engine,
     systemd or ssh. It needs root if no other user can open the device nodes of the cards.
-  - A small supervisor process restarts the server if the server ends. The log, the process ID and the start parameters of the
-    server are in C(run/) below O(root).
+  - A small supervisor process restarts the server if it ends. Log, process ID and start parameters are in C(run/) below O(root).
   - A change is kept if the server serves the releases and the checks pass. Otherwise the previous state is restored.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -135,10 +134,6 @@ class LocalServer:
         """Return the change to the desired state of the inventory."""
         return HostChange(self.order, ProcessDriver(self.order, self.key))  # type: ignore[arg-type]
 
-    def observe(self) -> Observation:
-        """Return the actual state of the server and the differences."""
-        return self.change().observe()
-
     @contextmanager
     def with_lease(self) -> Iterator[None]:
         """Hold the lease of the project directory during a `with` block. Raises LeaseError."""
@@ -158,7 +153,7 @@ class LocalServer:
                 restore = ProcessDriver(self.order, self.key).restore  # type: ignore[arg-type]
                 report = replacement.recover(self.root, self.holder, restore, lambda error: failures.reason(error, EXPECTED))
                 did.append(f"a replacement of the server was interrupted: {report or 'there was no server before'}")
-            observation = self.observe()
+            observation = self.change().observe()
             missing = (observation.actual.get("models") or {}).get("missing", [])
             self.order["store_change"] = release_change(
                 observation.plan, self.order, copy_blobs(self.root, missing, self.order["blobs"])
@@ -197,7 +192,8 @@ def run(module: request.Module) -> None:
             module.fail_json(msg="triton_process starts on the controller. Call it as npufleet.triton.triton_process.")
         required = server.order["conditions"]
         # Without the program tritonserver, there is no state to compare. `refusals` reports the missing program.
-        observation = server.observe() if params["state"] == "started" or conditions.tritonserver() else Observation({}, [], {})
+        has_program = params["state"] == "started" or conditions.tritonserver()
+        observation = server.change().observe() if has_program else Observation({}, [], {})
         result: Dict[str, Any] = {"plan": observation.plan, "report": [sentence(entry) for entry in observation.plan]}
         if params["state"] == "planned":
             for warning in conditions.warnings(required):

@@ -320,7 +320,7 @@ def served(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def names(root: str, order: dict[str, Any]) -> list[str]:
-    return [entry["name"] for entry in local_server(root, order).observe().plan]
+    return [entry["name"] for entry in local_server(root, order).change().observe().plan]
 
 
 def test_it_serves_and_a_second_look_finds_nothing(root: str, order: Any) -> None:

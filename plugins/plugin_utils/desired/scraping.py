@@ -144,14 +144,11 @@ def _triton(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
         yield _target(host, metrics_address or address_of(variables, host), port)
 
 
-def _status_hosts(variables: Mapping[str, Any]) -> List[str]:
-    """Return the monitoring hosts whose node exporter has the metrics of status.yml."""
-    hosts = variables["groups"].get(MONITORING_HOSTS, [])
-    return [host for host in hosts if _is_true(variables["hostvars"][host].get("monitoring_status_metrics", False))]
-
-
 def _node(variables: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
-    for host in dict.fromkeys([*_npu_hosts(variables), *_balancers(variables), *_status_hosts(variables)]):
+    hosts, monitoring = variables["hostvars"], variables["groups"].get(MONITORING_HOSTS, [])
+    # The node exporter of these monitoring hosts has the metrics of status.yml.
+    status_hosts = [host for host in monitoring if _is_true(hosts[host].get("monitoring_status_metrics", False))]
+    for host in dict.fromkeys([*_npu_hosts(variables), *_balancers(variables), *status_hosts]):
         if _is_true(_option(variables, host, "monitoring_node_exporter")):
             yield _target(host, address_of(variables, host), _option(variables, host, "monitoring_node_port"))
 

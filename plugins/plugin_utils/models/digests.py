@@ -13,7 +13,8 @@ import hashlib
 import json
 import os
 import time
-from typing import Dict, List
+from contextlib import suppress
+from typing import List
 
 from ansible_collections.npufleet.triton.plugins.module_utils.store.blobs import file_digest
 
@@ -39,8 +40,11 @@ def digest(path: str, cache: str) -> str:
         fcntl.flock(entry, fcntl.LOCK_EX)
         entry.seek(0)
         facts = os.stat(path)
-        cached = _parse_entry(entry.read())
-        if cached.get("identity") == _identity(facts):
+        cached = None
+        # The text is damaged if the process that wrote it was interrupted.
+        with suppress(ValueError):
+            cached = json.loads(entry.read())
+        if isinstance(cached, dict) and cached.get("identity") == _identity(facts):
             return str(cached["sha256"])
         sha256 = file_digest(path)
         entry.truncate(0)
@@ -52,12 +56,3 @@ def digest(path: str, cache: str) -> str:
 
 def _identity(facts: os.stat_result) -> List[int]:
     return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
-
-
-def _parse_entry(text: str) -> Dict[str, object]:
-    try:
-        entry = json.loads(text or "{}")
-    except ValueError:
-        # The process that wrote the entry was interrupted.
-        return {}
-    return entry if isinstance(entry, dict) else {}

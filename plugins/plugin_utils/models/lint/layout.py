@@ -51,25 +51,20 @@ def _directories(model: Model) -> Iterator[Finding]:
                 actual, expected = "a directory that is no version for Triton", "a plain number without a zero before it"
                 yield model.file_warning(rule, name, actual, expected, "Rename it, or remove it", effects.IGNORES)
         elif not MIN_VERSION <= number <= MAX_VERSION:
-            yield model.file_error(
-                rule, name, "a number too large for Triton", f"at most {MAX_VERSION}", "Rename it", effects.CRASHES
-            )
+            actual, expected = "a number too large for Triton", f"at most {MAX_VERSION}"
+            yield model.file_error(rule, name, actual, expected, "Rename it", effects.CRASHES)
         elif name != str(number) or number < 0:
             actual = f"a directory that Triton reads as version {number}"
             expected, todo = "a plain number, or a name without digits at its beginning", "Rename it, or remove it"
             has_directory = str(number) in model.directories and number >= 0
-            if number in served and not has_directory and _reads_files(model):
+            reads_files = not model.ensemble and model.backend not in ("identity", "repeat", "square")
+            if has_directory:
+                yield model.file_warning(rule, name, actual, expected, todo, f"reads {number}/ for that version")
+            elif number in served and reads_files and model.has_all_files:
                 yield model.file_error(rule, name, actual, expected, todo, _effect_of_missing(model))
             else:
-                triton = (
-                    f"reads {number}/ for that version" if has_directory else f"counts it as version {number} and reads {number}/"
-                )
+                triton = f"counts it as version {number} and reads {number}/"
                 yield model.file_warning(rule, name, actual, expected, todo, triton)
-
-
-def _reads_files(model: Model) -> bool:
-    """Return True if the model's backend reads files of a version directory, and the inventory adds none of these files."""
-    return not model.ensemble and model.backend not in ("identity", "repeat", "square") and model.has_all_files
 
 
 def _effect_of_missing(model: Model) -> str:
@@ -157,9 +152,8 @@ def _backend_file(model: Model) -> str:
     """Return the file that the backend reads in each version, or "" if this file is unknown."""
     if model.ensemble:
         return ""
-    if model.identity.file and model.backend != "vllm":
-        return model.identity.file
-    return backends.MODEL_PY if model.config.runtime == backends.MODEL_PY else model.backend_facts.file
+    own_file = "" if model.backend == "vllm" else model.identity.file
+    return own_file or (backends.MODEL_PY if model.config.runtime == backends.MODEL_PY else model.backend_facts.file)
 
 
 def _needs_file(model: Model) -> bool:
@@ -182,10 +176,8 @@ def _has_file(model: Model, directory: str) -> bool:
     """Return True if a version has the backend's file or an alternative, or needs no file."""
     if not _needs_file(model) or _exists(model, directory):
         return True
-    files = set(model.below(directory))
-    if model.backend == "dali":
-        return "dali.py" in files
-    return model.backend == "pytorch" and model.python_runtime and bool(files & {"model.py", "model.pt"})
+    alternatives = {"dali": ("dali.py",), "pytorch": ("model.py", "model.pt") if model.python_runtime else ()}
+    return any(file in model.below(directory) for file in alternatives.get(model.backend, ()))
 
 
 def _labels(model: Model) -> Iterator[Finding]:

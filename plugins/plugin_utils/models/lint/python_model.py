@@ -93,19 +93,10 @@ def image_python(model: Model) -> Optional[python_source.Version]:
 
 def completes(model: Model) -> bool:
     """Return True if the backend or the model's model.py can add inputs and outputs to the config."""
-    if model.backend_facts.completes:
-        return True
     program = model.identity.file or backends.MODEL_PY
-    for version in model.served():
-        raw = content(model, f"{version}/{program}") if model.backend == "python" else None
-        if raw and b"auto_complete_config" in raw:
-            return True
-    return False
-
-
-def writes_config(model: Model) -> bool:
-    """Return True if the model's backend can create the config of a model that has no config.pbtxt."""
-    return model.backend == "python" or model.python_runtime or model.backend_facts.completes
+    versions = model.served() if model.backend == "python" else []
+    programs = (content(model, f"{version}/{program}") or b"" for version in versions)
+    return model.backend_facts.completes or any(b"auto_complete_config" in raw for raw in programs)
 
 
 def _parser_error(model: Model, path: str, error: BaseException) -> Finding:
@@ -205,12 +196,13 @@ def _methods(model: Model, path: str, node: ast.ClassDef) -> Iterator[Finding]:
             continue
         count = arguments + (kinds == ["classmethod"] or (not kinds and not on_class))
         actual, todo = "", f"Write {expected}"
+        returned = [inner.value for inner in _own_nodes(method) if isinstance(inner, ast.Return)]
         if not _accepts(method.args, count):
             definition = f"{name}({ast.unparse(method.args)}){f' as {kinds[0]}' if kinds else ''}"
             actual = f"{definition}, which cannot be called with {count} argument{'s' * (count != 1)}"
-        elif name == "__init__" and _returns_a_constant(method):
+        elif name == "__init__" and any(isinstance(value, ast.Constant) and value.value is not None for value in returned):
             actual, todo = "__init__ with a return value", "Return nothing"
-        elif name == "auto_complete_config" and not _returns_a_value(method):
+        elif name == "auto_complete_config" and not _returns_a_value(method, returned):
             actual, todo = f"{name} without a return value", "Return the config from its argument"
         elif _raises(method.body):
             actual, todo = f"{name}, which always raises", "Remove the raise"
@@ -240,19 +232,11 @@ def _accepts(arguments: ast.arguments, count: int) -> bool:
     return positional - len(arguments.defaults) <= count and (count <= positional or arguments.vararg is not None)
 
 
-def _returned(method: Function) -> List[Optional[ast.expr]]:
-    return [node.value for node in _own_nodes(method) if isinstance(node, ast.Return)]
-
-
-def _returns_a_value(method: Function) -> bool:
+def _returns_a_value(method: Function, returned: List[Optional[ast.expr]]) -> bool:
     """Return True if a function can return a value that is not a constant. A coroutine or a generator returns no such value."""
     if isinstance(method, ast.AsyncFunctionDef) or any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(method)):
         return False
-    return any(value is not None and not isinstance(value, ast.Constant) for value in _returned(method))
-
-
-def _returns_a_constant(method: Function) -> bool:
-    return any(isinstance(value, ast.Constant) and value.value is not None for value in _returned(method))
+    return any(value is not None and not isinstance(value, ast.Constant) for value in returned)
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from ansible_collections.npufleet.triton.plugins.module_utils.kernel import trees
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models import compiled
-from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import check, effects, ensemble, python_model, schema
+from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint import check, effects, ensemble, schema
 from ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint.finding import (
     ERROR,
     WARNING,
@@ -144,7 +144,8 @@ def _without_config(name: str, directory: str, row: Optional[Row]) -> List[Findi
     else:
         actual, todo = f"a directory without a {CONFIG}", "Add its config, or move it out of the repository"
     errors = [finding for finding in check(model) if finding.severity == ERROR]
-    if model.backend and python_model.writes_config(model) and not errors:
+    backend_writes_config = model.backend == "python" or model.python_runtime or model.backend_facts.completes
+    if model.backend and backend_writes_config and not errors:
         actual += f", which Triton serves with backend {model.backend}"
         return [file_error(name, directory, actual, f"a directory with a {CONFIG}", todo, "stray", "", effects.STORE_REFUSES)]
     triton = "reads it as a model and does not start, except in explicit mode"

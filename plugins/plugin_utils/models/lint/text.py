@@ -170,13 +170,18 @@ class _Parser(Tokenizer):
 
     def nested(self, message: Any, field: Any, path: str, name: str, line: int) -> None:
         """Read one message, the value of a field. `path` contains the index of the message. `name` is `path` without the index."""
+        # Programs that read no config import this module without protobuf.
+        from google.protobuf import message_factory
+
         end = self.open_message()
         self.fields.append(SourceField(path, line, name_of(field), ""))
         entry = field.message_type.GetOptions().map_entry
-        inner = _new_entry(field) if entry else getattr(message, field.name)
-        if not entry and is_repeated(field):
-            inner = inner.add()
-        elif not entry:
+        if entry:
+            inner = message_factory.GetMessageClass(field.message_type)()
+        elif is_repeated(field):
+            inner = getattr(message, field.name).add()
+        else:
+            inner = getattr(message, field.name)
             inner.SetInParent()
         counts: Dict[str, int] = {}
         while self.token.text not in CLOSING.values():
@@ -348,12 +353,6 @@ def _is_set(message: Any, field: Any) -> bool:
     if isinstance(value, float):
         return struct.pack("<f", value) != bytes(4)
     return bool(value)
-
-
-def _new_entry(field: Any) -> Any:
-    from google.protobuf import message_factory
-
-    return message_factory.GetMessageClass(field.message_type)()
 
 
 def _no_value(field: Any, text: str) -> str:
