@@ -29,11 +29,8 @@ VARIABLES = {
 SERVICES = {"http": 8000, "grpc": 8001, "metrics": 8002}
 # Options that translation.py translates, or that have no variable because the project sets them
 TRANSLATED_OPTIONS = (
-    "model-repository",
-    "model-store",
-    "load-model",
-    *(service + "-port" for service in SERVICES),
-    *(service + "-address" for service in SERVICES),
+    *("model-repository", "model-store", "load-model"),
+    *(f"{service}-{setting}" for service in SERVICES for setting in ("port", "address")),
 )
 # {option that is left out: reason}
 DROPPED_OPTIONS = {

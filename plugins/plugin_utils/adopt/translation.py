@@ -78,7 +78,7 @@ def translate(adopted: Mapping[str, Any], host: str, root: str) -> Translation:
         f"process {other['pid']} ({_printable(other['program'])}) beside the server: the managed container does not start it"
         for other in adopted.get("others") or []
     ]
-    _resources(inspect, adopted["image"], facts, adopted.get("default_runtime") or "runc", translation)
+    _resources(adopted, facts, translation)
     _volumes(inspect, process, root, translation)
     _environment(adopted, host, translation)
     translate_arguments(arguments, host, translation)
@@ -105,15 +105,10 @@ def _printable(value: Any) -> str:
     return re.sub(r"[^\w./ +-]", "?", str(value))[:80]
 
 
-def _resources(
-    inspect: Mapping[str, Any],
-    image: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    default_runtime: str,
-    translation: Translation,
-) -> None:
+def _resources(adopted: Mapping[str, Any], facts: Mapping[str, Any], translation: Translation) -> None:
     """Translate the options of the container that have variables. Report each other option."""
     variables, left_out, _vault = translation
+    inspect, image = adopted["inspect"], adopted["image"]
     host = inspect["HostConfig"]
     managed = _access(facts, translation)
     variables["triton_server_shm_size"] = size(facts["shm_size"])
@@ -143,6 +138,7 @@ def _resources(
     if host.get("MemorySwap") not in (None, 0, -1, 2 * facts["memory"]):
         left_out.append(f"MemorySwap {host['MemorySwap']}: there is no variable for it")
     labels = inspect["Config"].get("Labels") or {}
+    default_runtime = adopted.get("default_runtime") or "runc"
     for name, value in plain_run.differences(inspect, image, default_runtime, HANDLED_OPTIONS):
         if not name.startswith(f"Labels {COMPOSE_LABELS}"):
             left_out.append(f"{_option_text(name, value)}: there is no variable for it")
@@ -241,10 +237,8 @@ def _environment(adopted: Mapping[str, Any], host: str, translation: Translation
             left_out.append(f"environment {name}: not a valid name of an environment variable")
         elif name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH") and name in exported:
             left_out.append(f"environment {name}: it is for files of this container that the managed image lacks")
-        elif is_secret(name, value):
-            environment[name] = to_vault(host, name, value, vault)
         else:
-            environment[name] = value
+            environment[name] = to_vault(host, name, value, vault) if is_secret(name, value) else value
     if environment:
         variables["triton_server_environment"] = environment
 

@@ -146,10 +146,6 @@ def file_on_host(*endings: str) -> Bound:
     )
 
 
-def _is_package_path(path: str) -> bool:
-    return os.path.basename(path) not in (".", "..") and _is_plain_path(path)
-
-
 def _is_controller_path(path: str) -> bool:
     return path.startswith(("/", "~/")) and _is_plain_path(path)
 
@@ -185,10 +181,6 @@ def _is_absolute(path: str) -> bool:
     return path.startswith("/") and ".." not in path.split("/") and _is_plain_path(path)
 
 
-def _is_repository(value: str) -> bool:
-    return bool(value.strip("/")) and ".." not in value.split("/") and _is_plain_path(value)
-
-
 def _is_size(value: str) -> bool:
     """Return False for a size above MAX_BYTES. A short text that is no size is left to the parser of sizes, which rejects it."""
     match = re.fullmatch(r"\s*([0-9]+)([kmgt]?)i?b?\s*", value.lower())
@@ -212,12 +204,8 @@ def _is_artefact_path(path: str) -> bool:
     return bool(version) and is_normal and _is_plain_path(path + ".json") and not last.endswith(RESERVED_ENDINGS)
 
 
-SIZE = Bound("a size of at most 1 PiB, such as 512m or 1g", _is_size)
-PORT = number(1, 65535)
-# At most one day
 SECONDS_OR_0, SECONDS = number(0, DAY), number(1, DAY)
 LABEL = name(r"[A-Za-z0-9_][A-Za-z0-9._-]*", "letters, digits and . _ -", 60)
-GIB = number(0, 1 << 20)
 # The file names of reports and results contain the name of their host.
 HOST_NAME = name(r"[^/\\]+", "a name without slashes and control characters")
 
@@ -232,8 +220,39 @@ def _are_daemon_options(options: Mapping[str, Any]) -> bool:
 # Keys are variables and their parts: `[]` is an entry of a list, and `.key` is the value of a declared key of a map. For a map
 # whose keys the site chooses, `[*]` is each value, and `{}` is each key.
 BOUNDS: Dict[str, Bound] = {
+    **{f"{name}_port": number(1, 65535) for name in ("npufleet_http", "npufleet_grpc", "npufleet_metrics")},
+    **{f"load_balancer_{name}_port": number(1, 65535) for name in ("http", "grpc")},
+    **{f"monitoring_{name}_port": number(1, 65535) for name in ("prometheus", "node", "cards")},
+    **{f"npufleet_{name}": SECONDS_OR_0 for name in ("free_timeout", "lease_wait", "progress", "drain_timeout")},
+    **dict.fromkeys(("npufleet_judge_seconds", "npufleet_judge_wait", "preflight_clock_skew"), SECONDS_OR_0),
+    **dict.fromkeys(("model_repository_lock_timeout", "load_balancer_up_timeout", "triton_server_accept_within"), SECONDS_OR_0),
+    **{f"triton_server_{name}_timeout": SECONDS_OR_0 for name in ("exit", "stop", "stuck_load")},
+    "triton_server_watchdog_backoff": SECONDS_OR_0,
+    **{f"triton_server_{name}": SECONDS for name in ("poll_seconds", "ready_timeout", "watchdog_interval")},
+    **{f"triton_server_watchdog_{fault}_timeout": SECONDS for fault in ("fault", "stall", "process", "silence", "start")},
+    **{f"rbln_driver_{name}_timeout": SECONDS for name in ("run", "boot", "reboot")},
+    **dict.fromkeys(("load_balancer_load_timeout", "inference_check_timeout"), SECONDS),
+    **dict.fromkeys(("monitoring_up_timeout", "monitoring_probe_limit"), SECONDS),
+    **dict.fromkeys(("monitoring_probe_interval", "monitoring_metrics_interval"), number(5, DAY)),
+    **dict.fromkeys(("npufleet_judge_requests", "npufleet_support_lines"), number(1, 1000000)),
+    **dict.fromkeys(("npufleet_npus", "model_compile_models[].devices"), number(1, MAX_NPUS)),
+    # GiB
+    **{f"preflight_disk_{name}": number(0, 1 << 20) for name in ("engine", "transfer", "models")},
+    **dict.fromkeys(
+        ("triton_models[].device_memory", "triton_server_shm_size", "triton_server_memory"),
+        Bound("a size of at most 1 PiB, such as 512m or 1g", _is_size),
+    ),
+    **dict.fromkeys(
+        ("monitoring_scrape_options", "triton_server_manual_process", "triton_server_cloud_credentials"),
+        entries()._replace(secret=True),
+    ),
+    **{f"load_balancer_{name}": text(MAX_TEXT, lines=True) for name in ("tls_certificate_text", "client_ca_text", "check_body")},
+    "model_repository_gs_credentials": text(MAX_TEXT, lines=True),
+    **dict.fromkeys(
+        ("load_balancer_tls_key_text", "npufleet_proxy_text", "triton_server_environment[*]"),
+        text(MAX_TEXT, lines=True, secret=True),
+    ),
     **dict.fromkeys(("rbln_release", "npufleet_extra_releases{}", "npufleet_release_rows{}"), LABEL),
-    "npufleet_npus": number(1, MAX_NPUS),
     "npufleet_card": name(r"[A-Za-z0-9][A-Za-z0-9._-]*", "letters, digits and . _ -", 60),
     "triton_models[].name": name(NAME.pattern, "the name of a directory, without control characters,")._replace(
         next_step="Give the model a shorter or plainer name"
@@ -241,7 +260,6 @@ BOUNDS: Dict[str, Bound] = {
     "triton_models[].instances": number(1, 128),
     "triton_models[].npus": entries(MAX_NPUS, distinct=True),
     "triton_models[].npus[]": number(0, MAX_NPUS - 1),
-    "triton_models[].device_memory": SIZE,
     "triton_models[].artefacts{}": name(
         r"[A-Za-z0-9][A-Za-z0-9._+-]*/[A-Za-z0-9][A-Za-z0-9._+-]*", "card/SDK such as CA22/0.9", 100
     ),
@@ -253,27 +271,15 @@ BOUNDS: Dict[str, Bound] = {
     "triton_models[].artefacts[*].size": number(0, MAX_BYTES),
     **dict.fromkeys(("npufleet_root", "npufleet_incoming"), STORE),
     "npufleet_proxy_file": file_on_host(".env"),
-    **dict.fromkeys(("npufleet_http_port", "npufleet_grpc_port", "npufleet_metrics_port", "monitoring_prometheus_port"), PORT),
-    **dict.fromkeys(("load_balancer_http_port", "load_balancer_grpc_port"), PORT),
     "load_balancer_users[].name": text(200),
-    "load_balancer_check_body": text(MAX_TEXT, lines=True),
     **dict.fromkeys(("load_balancer_check_interval", "load_balancer_check_timeout"), number(1, 3600)),
     "load_balancer_stream_timeout": number(60, 7 * DAY),
-    "load_balancer_load_timeout": SECONDS,
     "load_balancer_maxconn": number(100, 1000000),
-    **{f"load_balancer_{name}_text": text(MAX_TEXT, lines=True) for name in ("tls_certificate", "client_ca")},
-    "load_balancer_tls_key_text": text(MAX_TEXT, lines=True, secret=True),
-    **dict.fromkeys(
-        ("npufleet_free_timeout", "npufleet_lease_wait", "npufleet_progress", "model_repository_lock_timeout"), SECONDS_OR_0
-    ),
     "npufleet_lease_timeout": number(1, 7 * DAY),
     "npufleet_query_timeout": number(1, DAY),
     "npufleet_report_hours": number(1, 720),
-    **dict.fromkeys(("npufleet_drain_timeout", "npufleet_judge_seconds", "npufleet_judge_wait"), SECONDS_OR_0),
     "npufleet_canary_weight": number(1, 256),
-    "npufleet_judge_requests": number(1, 1000000),
     "npufleet_drain_commands": entries(3),
-    "npufleet_support_lines": number(1, 1000000),
     **dict.fromkeys(("npufleet_output_dir", "npufleet_support_dir", "inference_check_results_dir"), CONTROLLER_DIRECTORY),
     **dict.fromkeys(("model_compile_dir", "triton_server_compose_dir"), CONTROLLER_DIRECTORY),
     # An empty path turns the cache off.
@@ -281,11 +287,9 @@ BOUNDS: Dict[str, Bound] = {
     # `proxy_reasons` in desired/engine.py reports the characters that a proxy must not have.
     **dict.fromkeys(("npufleet_http_proxy", "npufleet_https_proxy"), text(lines=True, secret=True)),
     "npufleet_no_proxy[]": text(lines=True),
-    "npufleet_proxy_environment": entries(),
     "npufleet_locked": Bound(
         "an entry as site.yml writes it", lambda entry: not lock_file.entry_error(entry), "Restore the lock file as it was reviewed"
     ),
-    "npufleet_proxy_text": text(MAX_TEXT, lines=True, secret=True),
     # The name of a systemd unit becomes a file name, and a directive becomes a line of its file.
     "docker_engine_unit_limits{}": name(r"[A-Za-z0-9:_.@-]+\.[a-z]+", "the name of a systemd unit, such as docker.service"),
     "docker_engine_unit_limits[*]{}": name(r"[A-Za-z]+", "a directive of systemd", 64),
@@ -295,16 +299,13 @@ BOUNDS: Dict[str, Bound] = {
         # The options can contain secrets, so messages do not show the value.
         secret=True,
     ),
-    "inference_check_timeout": SECONDS,
     "inference_check_headers{}": name(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", "the name of a header"),
     "inference_check_headers[*]": text(secret=True),
     "model_compile_models[].name": name(r"\w[\w.-]*", "letters, digits and . _ -"),
     "model_compile_models[].batches": entries(64),
     "model_compile_models[].batches[]": number(1, 1 << 20),
-    "model_compile_models[].devices": number(1, MAX_NPUS),
     "model_compile_python": Bound(f"{HOST_PATH_FORM}, or nothing", lambda path: not path or _is_host_path(path)),
     "model_repository_keep": number(1, 1000),
-    "model_repository_gs_credentials": text(MAX_TEXT, lines=True),
     "monitoring_prometheus_config": file_on_host(".yml", ".yaml"),
     "monitoring_rules_directory": DIRECTORY._replace(fits=lambda path: file_on_host("/x").fits(path + "/x")),
     "monitoring_targets_file": file_on_host(".json", ".yml", ".yaml"),
@@ -313,32 +314,24 @@ BOUNDS: Dict[str, Bound] = {
     "monitoring_prometheus_group": name(r"[A-Za-z_][A-Za-z0-9_.-]*\$?", "the name of a group", 32),
     "monitoring_scrape_interval": name(r"([0-9]+(ms|[smhdwy]))+", "a time as Prometheus writes it, such as 15s", 32),
     "monitoring_scrape_indent": number(0, 20),
-    "monitoring_scrape_options": entries()._replace(secret=True),
     "monitoring_triton_port": number(0, 65535),
-    **dict.fromkeys(("monitoring_node_port", "monitoring_cards_port"), PORT),
     "monitoring_cards_gateway": name(r"|[0-9A-Za-z.:\[\]_-]+:[0-9]{1,5}", "an address and a port such as 10.0.0.5:9200"),
-    "monitoring_up_timeout": SECONDS,
-    "monitoring_probe_interval": number(5, DAY),
     "monitoring_probe_jitter": number(0, DAY),
-    "monitoring_probe_limit": SECONDS,
-    "monitoring_metrics_interval": number(5, DAY),
-    **dict.fromkeys(("preflight_disk_engine", "preflight_disk_transfer", "preflight_disk_models"), GIB),
-    "preflight_clock_skew": SECONDS_OR_0,
-    **dict.fromkeys(("rbln_driver_run_timeout", "rbln_driver_boot_timeout", "rbln_driver_reboot_timeout"), SECONDS),
-    "rbln_driver_package_path": Bound("the path of a file below npufleet_root", _is_package_path, "Give the package another name"),
+    "rbln_driver_package_path": Bound(
+        "the path of a file below npufleet_root",
+        lambda path: os.path.basename(path) not in (".", "..") and _is_plain_path(path),
+        "Give the package another name",
+    ),
     "triton_image_packages": Bound(HOST_PATH_FORM, _is_host_path),
     "triton_server_name": name(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+", "a container name of letters, digits and . _ -", 100),
     "triton_server_user": number(0, (1 << 32) - 2),
     "triton_server_tmpfs[]": Bound("an absolute path in the container, and options", lambda value: _is_volume("tmpfs:" + value)),
-    **dict.fromkeys(("triton_server_shm_size", "triton_server_memory"), SIZE),
     "triton_server_ulimits[]": Bound("limit:soft:hard, each of 64 bits", _is_ulimit),
-    **dict.fromkeys(("triton_server_exit_timeout", "triton_server_stop_timeout"), SECONDS_OR_0),
     "triton_server_volumes[]": Bound(
         "an absolute path or the name of a volume, and an absolute path in the container other than /, both without `..`",
         _is_volume,
     ),
     "triton_server_environment{}": name(r"[^=\s]+", "the name of a variable"),
-    "triton_server_environment[*]": text(MAX_TEXT, lines=True, secret=True),
     "triton_server_extra_args[]": text(lines=True, secret=True),
     "triton_server_metrics_interval": number(10, DAY * 1000),
     "triton_server_metrics_config[]": name(r"[a-z_]+=[A-Za-z0-9.,:_-]+", "a setting such as summary_latencies=true"),
@@ -346,19 +339,12 @@ BOUNDS: Dict[str, Bound] = {
     # Adoption copies these values from a container. Line breaks are allowed, because only the engine reads the values.
     **dict.fromkeys(("triton_server_cpuset", "triton_server_log_driver", "triton_server_log_options{}"), text(lines=True)),
     "triton_server_log_options[*]": text(lines=True, secret=True),
-    "triton_server_model_repositories[]": Bound("a path in the container without `..`, or an address", _is_repository),
-    "triton_server_accept_within": SECONDS_OR_0,
-    "load_balancer_up_timeout": SECONDS_OR_0,
-    "triton_server_poll_seconds": SECONDS,
+    "triton_server_model_repositories[]": Bound(
+        "a path in the container without `..`, or an address",
+        lambda value: bool(value.strip("/")) and ".." not in value.split("/") and _is_plain_path(value),
+    ),
     "triton_server_log_verbose": number(0, 100),
-    "triton_server_ready_timeout": SECONDS,
-    "triton_server_stuck_load_timeout": SECONDS_OR_0,
-    "triton_server_manual_process": entries()._replace(secret=True),
-    "triton_server_cloud_credentials": entries()._replace(secret=True),
-    "triton_server_watchdog_interval": SECONDS,
-    **{f"triton_server_watchdog_{fault}_timeout": SECONDS for fault in ("fault", "stall", "process", "silence", "start")},
     "triton_server_watchdog_max_actions": number(0, 1000),
-    "triton_server_watchdog_backoff": SECONDS_OR_0,
 }
 # The bounds of variables that BOUNDS does not name, by type. A test ensures that BOUNDS names each variable of type int.
 BY_TYPE: Dict[str, Bound] = {"str": text(), "list": entries(), "dict": entries(), "path": CONTROLLER_FILE}

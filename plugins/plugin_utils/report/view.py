@@ -22,16 +22,9 @@ MAX_NUMBER = 1e18
 MAX_AGE_HOURS = 24
 # States of a host, the most severe first, and their levels
 LEVELS = {
-    "unreachable": "wrong",
-    "failed": "wrong",
-    "wrong answers": "wrong",
-    "not proven": "wrong",
-    "drift": "wrong",
-    "maintenance": "unknown",
-    "not read": "unknown",
-    "not checked": "unknown",
-    "in sync": "good",
-    "proven": "good",
+    **dict.fromkeys(("unreachable", "failed", "wrong answers", "not proven", "drift"), "wrong"),
+    **dict.fromkeys(("maintenance", "not read", "not checked"), "unknown"),
+    **dict.fromkeys(("in sync", "proven"), "good"),
 }
 # (heading, kind) of the columns before and after the columns of the models
 FIRST_COLUMNS = (("Host", "host"), ("State", "state"))
@@ -139,17 +132,17 @@ def _row(host: str, status: Optional[Row], result: Optional[Row], now: float) ->
     cards = _cards(actual)
     row: Row = {
         "host": host,
-        "rank": min(list(LEVELS).index(state["word"]) for state in states) if states else len(LEVELS),
-        "level": LEVELS[states[0]["word"]] if states else "unknown",
+        "rank": list(LEVELS).index(states[0]["word"]) if states else len(LEVELS),
+        "level": states[0]["level"] if states else "unknown",
         "states": states,
         "reasons": list(dict.fromkeys(reasons)),
         "plan": steps,
-        "release": _short_text(_value(status, "release")),
-        "untested": _short_text(_value(status, "untested")),
+        "release": _text(status, "release"),
+        "untested": _text(status, "untested"),
         "versions": _versions(actual),
         "cards": cards,
         "sick": sum(card["status"] != "normal" for card in cards),
-        "image": _short_text(_value(actual, "image", "id")),
+        "image": _text(actual, "image", "id"),
         "models": _models(actual, _mapping(_value(status, "models")), plan, checks),
         "answers": _answers(checks),
         "checks": len(checks),
@@ -189,18 +182,18 @@ def _states(
 
 def _versions(actual: Any) -> Dict[str, str]:
     contents = _list(_value(actual, "image", "contents"))
-    package = _short_text(_value(actual, "driver", "package", "version"))
-    module = _short_text(_value(actual, "driver", "module"))
+    package = _text(actual, "driver", "package", "version")
+    module = _text(actual, "driver", "module")
     firmware = sorted({card["firmware"] for card in _cards(actual) if card["firmware"]})
     versions = {
         "driver": module,
         "driver package": package if package != module else "",
         "firmware": ", ".join(firmware),
-        "kernel": _short_text(_value(actual, "driver", "kernel")),
-        "engine": _short_text(_value(actual, "engine", "running", "version")),
-        "Triton": _short_text(_value(actual, "server", "version")),
+        "kernel": _text(actual, "driver", "kernel"),
+        "engine": _text(actual, "engine", "running", "version"),
+        "Triton": _text(actual, "server", "version"),
         "SDK": next((str(content).split("==", 1)[1] for content in contents if str(content).startswith("rebel-compiler==")), ""),
-        "server": _short_text(_value(actual, "server", "state")),
+        "server": _text(actual, "server", "state"),
     }
     return {what: version for what, version in versions.items() if version}
 
@@ -210,7 +203,7 @@ def _cards(actual: Any) -> List[Dict[str, str]]:
     for device in _list(_value(actual, "driver", "tool", "devices")):
         used, total = _value(device, "memory_used"), _value(device, "memory_total")
         memory = f"{used / 2**30:.1f} of {total / 2**30:.1f} GiB" if _is_number(used) and _is_number(total) else ""
-        words = {key: _short_text(_value(device, key)) for key in ("device", "name", "status", "firmware", "bus_id")}
+        words = {key: _text(device, key) for key in ("device", "name", "status", "firmware", "bus_id")}
         cards.append({**words, "memory": memory})
     return cards
 
@@ -228,14 +221,13 @@ def _models(actual: Any, desired: Mapping[str, Any], plan: Sequence[Row], checks
     for model in sorted({*served, *linked, *checked_models, *desired}):
         model_checks = [check for check in checks if check.get("model") == model]
         right = [check for check in model_checks if check.get("ok") is True]
+        # Only the source of the desired release is known.
+        release, source = _value(desired, model, "release"), _text(desired, model, "source")
         versions = [
             {
                 "version": str(version),
-                "state": _short_text(_value(entry, "state")),
-                "reason": _short_text(_value(entry, "reason")),
-                "release": _short_text(_value(entry, "release")),
-                # Only the source of the desired release is known. So the source is shown only for the desired release.
-                "source": _short_text(_value(desired.get(model), "source")) if _is_desired(entry, desired.get(model)) else "",
+                **{key: _text(entry, key) for key in ("state", "reason", "release")},
+                "source": source if release is not None and release == _value(entry, "release") else "",
             }
             for version, entry in sorted(_mapping(served.get(model)).items(), key=lambda entry: natural(entry[0]))
         ]
@@ -254,26 +246,21 @@ def _models(actual: Any, desired: Mapping[str, Any], plan: Sequence[Row], checks
             "word": word,
             "ms": f"{median(times):.1f}" if times else "",
             "versions": versions,
-            "link": _short_text(_value(linked.get(model), "release")),
+            "link": _text(linked, model, "release"),
         }
     return cells
-
-
-def _is_desired(served: Any, desired: Any) -> bool:
-    release = _value(served, "release")
-    return release is not None and release == _value(desired, "release")
 
 
 def _answers(checks: Sequence[Row]) -> List[Row]:
     """Return the answers by model and protocol, in the order of the requests."""
     groups: Dict[Tuple[str, str], List[Row]] = {}
     for check in checks:
-        model, protocol = _short_text(check.get("model")), _short_text(check.get("protocol"))
-        name, start = _short_text(check.get("name")), f"{model}/{protocol}/"
+        model, protocol = _text(check, "model"), _text(check, "protocol")
+        name, start = _text(check, "name"), f"{model}/{protocol}/"
         answer = {
             "name": name[len(start) :] if name.startswith(start) else name,
             "ok": check.get("ok") is True,
-            "why": _short_text(check.get("why")),
+            "why": _text(check, "why"),
             "ms": f"{check['ms']:.1f}" if _is_number(check.get("ms")) else "",
             "expected": short(check["expected"]) if "expected" in check else "",
             "got": short(check["got"]) if "got" in check else "",
@@ -294,13 +281,10 @@ def _answers(checks: Sequence[Row]) -> List[Row]:
 def _place_pictures(rows: Sequence[Row]) -> None:
     """Give each picture a number. Keep the picture only in the first answer that has it. Other answers have only the number."""
     numbers: Dict[str, int] = {}
-    for row in rows:
-        for group in row["answers"]:
-            for answer in group["answers"]:
-                if answer["picture"]:
-                    first = answer["picture"] not in numbers
-                    answer["number"] = numbers.setdefault(answer["picture"], len(numbers))
-                    answer["picture"] = answer["picture"] if first else ""
+    for answer in (answer for row in rows for group in row["answers"] for answer in group["answers"] if answer["picture"]):
+        first = answer["picture"] not in numbers
+        answer["number"] = numbers.setdefault(answer["picture"], len(numbers))
+        answer["picture"] = answer["picture"] if first else ""
 
 
 def natural(name: str) -> List[Tuple[int, str]]:
@@ -339,8 +323,10 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _short_text(value: Any) -> str:
-    return "" if value is None else short(value)
+def _text(value: Any, *keys: str) -> str:
+    """Return the value below these keys as a short text, or "" if a key is missing."""
+    part = _value(value, *keys)
+    return "" if part is None else short(part)
 
 
 def _is_number(value: Any) -> bool:

@@ -153,9 +153,10 @@ def judge(
         "failed": changed.failed,
         "reference_requests": reference.total,
         "reference_failed": reference.failed,
-        **{f"p{round(share * 100)}_ms": traffic.quantile(changed.latency, share) for share, _factor, _more in QUANTILES},
         **{
-            f"reference_p{round(share * 100)}_ms": traffic.quantile(reference.latency, share) for share, _factor, _more in QUANTILES
+            f"{prefix}p{round(share * 100)}_ms": traffic.quantile(requests.latency, share)
+            for prefix, requests in (("", changed), ("reference_", reference))
+            for share, _factor, _more in QUANTILES
         },
     }
     bad = [*_failures(changed, reference, needed), *_counters(models or {}, reference_models or {})]
@@ -171,12 +172,11 @@ def judge(
 
 
 def _failures(changed: Requests, reference: Requests, needed: int) -> List[str]:
-    text = f"{changed.failed} of {changed.total} requests failed; reference: {reference.failed} of {reference.total}"
     too_few = changed.total < needed
     if failed_more(changed.failed, changed.total, reference.failed, reference.total) and (
         not too_few or changed.failed >= OUTAGE_SHARE * changed.total
     ):
-        return [text]
+        return [f"{changed.failed} of {changed.total} requests failed; reference: {reference.failed} of {reference.total}"]
     if too_few:
         return []
     reasons = []
@@ -194,15 +194,11 @@ def _latency(changed: Requests, reference: Requests) -> List[str]:
         if actual is None or expected is None:
             continue
         # Among few requests, a quantile can be high by chance. So a lower quantile is compared with the limits.
-        lower = traffic.quantile(changed.latency, max(share - _tolerance(share, changed, reference), 0.0))
+        variance = sum(share * (1 - share) / sum(window.latency.values()) for window in (changed, reference))
+        lower = traffic.quantile(changed.latency, max(share - MIN_DEVIATIONS * math.sqrt(variance), 0.0))
         if lower is not None and lower > max(expected * factor, expected + more):
             reasons.append(f"{share:.0%} of the requests were answered within {actual} ms; reference: {expected} ms")
     return reasons
-
-
-def _tolerance(share: float, *windows: Requests) -> float:
-    """Return how much to subtract from the quantile `share`, so that a difference between these windows is not due to chance."""
-    return MIN_DEVIATIONS * math.sqrt(sum(share * (1 - share) / sum(window.latency.values()) for window in windows))
 
 
 def _counters(models: Mapping[str, Counters], reference: Mapping[str, Counters]) -> List[str]:
