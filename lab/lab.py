@@ -54,7 +54,7 @@ def main() -> None:
 
 @contextmanager
 def lab_lock() -> Iterator[None]:
-    """Run the block while no other lab of this checkout starts or stops, because all of them share its engine and its images."""
+    """Run the block while no other lab of this checkout starts or stops. The labs of a checkout share one engine and its images."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -37,7 +37,7 @@ class CallbackModule(CallbackBase):
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Record the strategy of the play.
 
-        With `linear`, a task begins after all steps of the previous task. A step that is still open at that time has no result.
+        With `linear`, Ansible begins a task when all steps of the previous task have ended. A step without a result is lost then.
         """
         STEPS.mark_lost()
         self._linear = str(play.strategy).rpartition(".")[2] == "linear"

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 MAX_OUTPUT = 1 << 26
 # The database of dpkg
 DPKG = "/var/lib/dpkg"
-# {state of the database (_dpkg_state): the rows of dpkg-query}. It has only the state that was queried last.
+# Cache of the rows of dpkg-query. Its only key is the state of the database (_dpkg_state) at the latest query.
 _CACHE: Dict[Tuple[object, ...], List[List[str]]] = {}
 
 

@@ -163,5 +163,5 @@ def test_the_files_of_a_host_are_compared(tmp_path: Path, monkeypatch: pytest.Mo
     for name, key in (("SERVICE_FILE", "service"), ("TIMER_FILE", "timer"), ("CONFIG", "config")):
         (tmp_path / name).write_text(files[key])
     Path(library.path()).mkdir(parents=True)
-    Path(library.programs()).write_text(json.dumps({"metrics": archive.digest("metrics.collect")}))
+    Path(library.programs_file()).write_text(json.dumps({"metrics": archive.digest("metrics.collect")}))
     assert subject.diff(desired(), {**subject.read(desired()), "enabled": True, "active": "active"}) == []

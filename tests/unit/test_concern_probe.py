@@ -252,7 +252,7 @@ def test_read_and_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name, key in (("SERVICE_FILE", "service"), ("TIMER_FILE", "timer"), ("CONFIG", "config")):
         (tmp_path / name).write_text(asked["files"][key])
     Path(library.path()).mkdir(parents=True)
-    Path(library.programs()).write_text(json.dumps({"probe": archive.digest("watch.probe"), "watchdog": ""}))
+    Path(library.programs_file()).write_text(json.dumps({"probe": archive.digest("watch.probe"), "watchdog": ""}))
     keep(tmp_path / "CHECKS_FILE")
     checks = [{"name": "m/http/a", "ok": True, "why": ""}, {"name": "m/http/b", "ok": False, "why": "wrong"}]
     state = {"when": "w", "at": 5, "interval": 60, "paused": None, "unavailable": None, "checks": checks, "seconds": 1}

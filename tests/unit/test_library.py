@@ -156,7 +156,7 @@ def test_a_lease_reports_a_version_that_is_gone(home: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(host_lease.lease, "WATCHDOG", str(home.parent / "watchdog"))
         result = run_module(host_lease, taken)
-    assert result["failed"] and "one is missing, expected the library of this call" in result["msg"]
+    assert result["failed"] and "one is missing, expected the code of the collection for this run" in result["msg"]
 
 
 @pytest.mark.parametrize("check", [False, True])
@@ -208,7 +208,7 @@ def test_a_process_goes_on_with_the_version_that_it_runs(home: Path) -> None:
 def test_each_program_has_a_digest_of_its_own_sources(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_host.install(library.version(), library.packed(str(tmp_path)))
     on_host.activate(library.version())
-    digests = json.loads(Path(on_host.programs()).read_text())
+    digests = json.loads(Path(on_host.programs_file()).read_text())
     assert digests == {name: archive.digest(entry) for name, entry in on_host.ENTRIES.items()}
     assert len(set(digests.values())) == len(on_host.ENTRIES)
     files = archive._collect("watch.watchdog", {})

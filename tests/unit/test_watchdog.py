@@ -293,7 +293,7 @@ class Played(actions.Host):  # type: ignore[name-defined,misc]
 
     def reload(self, model: str) -> str:
         self._do(f"reload {model}")
-        return "unloaded and loaded it"
+        return "unloaded it and loaded it"
 
     def load(self, model: str) -> str:
         self._do(f"load {model}")
@@ -303,7 +303,7 @@ class Played(actions.Host):  # type: ignore[name-defined,misc]
         self._do("end " + " ".join(wait.instance for wait in waits))
         return "ended process 7 of ok_0"
 
-    def renew(self, model: str) -> str:
+    def touch_model(self, model: str) -> str:
         self._do(f"renew {model}")
         return "gave its files a newer time stamp"
 
@@ -373,7 +373,7 @@ def test_reload_comes_first_is_said_in_one_line_and_counted(scene: Scene, capsys
     heal(scene, "reload")
     assert scene.run(600) == ["reload ok"]
     assert capsys.readouterr().out.splitlines() == [
-        "<4>model ok: no process of ok_0_0 for 15 s, expected a process of every instance. Action: unloaded and loaded it, 0.0 s"
+        "<4>model ok: no process of ok_0_0 for 15 s, expected a process of every instance. Action: unloaded it and loaded it, 0.0 s"
     ]
     state = scene.state()
     assert state["counts"] == {"reload": 1, "restart": 0, "failed": 0}
@@ -743,10 +743,10 @@ def test_files_of_a_model_get_a_newer_time_stamp(tmp_path: Path) -> None:
     for place in reversed(places):
         os.utime(place, (1, 1))
     host = actions.Host(configured(root=str(tmp_path)))
-    assert host.renew("ok") == "gave its files a newer time stamp"
+    assert host.touch_model("ok") == "gave its files a newer time stamp"
     assert all(place.stat().st_mtime > 1 for place in places)
     with pytest.raises(evidence.Failure, match="could not be changed"):
-        host.renew("other")
+        host.touch_model("other")
 
 
 @pytest.fixture
@@ -1046,7 +1046,7 @@ def test_name_is_asked_for_by_its_very_bytes(engine: Any, triton: Any, stub: Any
     stub("npu_0", "served/ok/1/model.py")
     look = host_of(triton).observe()
     assert (look.dead, look.nameless) == ({name: ["npu_0"]}, ())
-    assert host_of(triton).reload(name) == "unloaded and loaded it"
+    assert host_of(triton).reload(name) == "unloaded it and loaded it"
 
 
 @pytest.mark.parametrize("name", [*URL_UNSAFE_NAMES, "\ud800"])
@@ -1166,7 +1166,7 @@ def test_no_container_and_no_engine(engine: Any, triton: Any, monkeypatch: pytes
 
 
 def test_reload_unloads_first_because_a_load_alone_does_nothing(engine: Any, triton: Any) -> None:
-    assert host_of(triton).reload("ok") == "unloaded and loaded it"
+    assert host_of(triton).reload("ok") == "unloaded it and loaded it"
     control = [request for request in triton.asked if "/repository/models/" in request]
     assert control == ["POST /v2/repository/models/ok/unload", "POST /v2/repository/models/ok/load"]
 
@@ -1183,7 +1183,7 @@ def test_processes_that_do_not_end_are_killed_where_the_server_survives_it(
     others = [stub("ok_0_0", "served/twin/1/model.py"), stub("ok_0_0", "folderXq3dVz/1/model.py")]
     # Nobody in the real thing waits for them either; here Python would.
     did = host_of(triton).reload("ok")
-    assert (did == "unloaded, killed 1 of its processes, which did not end and loaded it") is killed
+    assert (did == "unloaded it, killed 1 of its processes that had not ended, and loaded it") is killed
     assert (hung.poll() is not None) is killed
     assert [other.poll() for other in others] == [None, None]
 
@@ -1248,7 +1248,7 @@ def test_reload_goes_by_grpc_inside_the_container_and_keeps_no_thread_of_http(en
     (tmp_path / "key").write_text("0123456789-secret\n")
     key = {"name": "npufleet-key", "path": str(tmp_path / "key")}
     by_grpc(engine, {"code": "OK", "message": ""}, {"code": "OK", "message": ""})
-    assert host_of(triton, grpc=True, key=key).reload("ok") == "unloaded and loaded it"
+    assert host_of(triton, grpc=True, key=key).reload("ok") == "unloaded it and loaded it"
     assert not [request for request in triton.asked if "/repository/models/" in request]
     commands = [json.loads(body)["Cmd"] for body in engine.bodies if b'"Cmd"' in body]
     assert [command[:3] for command in commands] == [["python3", "-c", control.PROGRAM]] * 2

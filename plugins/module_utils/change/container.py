@@ -22,7 +22,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.change.docker impo
     ENGINE_TIMEOUT,
     ContainerError,
     Docker,
-    refuse_absent,
+    refuse_missing_mounts,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.connection import api_key, command_of, endpoint
 from ansible_collections.npufleet.triton.plugins.module_utils.driver import vendor_tool
@@ -50,17 +50,17 @@ def replace(
     current, previous, next_container = (engine.inspect(name + suffix) for suffix in ("", "-previous", "-next"))
     if next_container is None:
         raise ContainerError(f"container {name}-next is missing, expected it to exist before it replaces {name}")
-    refuse_absent(next_container)
+    refuse_missing_mounts(next_container)
     record = replacement.read(root)
     was_running = record["ran"] if record else bool(current and current["State"]["Running"]) or not current
-    inside = dict(manual)
+    manual_server = dict(manual)
     if record and previous:
-        inside = record["inside"]
+        manual_server = record["inside"]
     elif manual:
-        # The command line of the server may contain keys, so it does not leave the host.
+        # The command line is read here and is not a part of `manual`: it may contain keys, so it must not leave the host.
         command = (read_text(f"/proc/{int(manual['pid'])}/cmdline") or "").split("\0")[:-1]
-        inside = {"command": command, **manual}
-    replacement.begin(root, holder, ran=was_running, old=(previous or current or {}).get("Id"), inside=inside)
+        manual_server = {"command": command, **manual}
+    replacement.begin(root, holder, ran=was_running, old=(previous or current or {}).get("Id"), inside=manual_server)
     done = []
     if current:
         # Stop before the rename: the engine refuses to rename a container that it is about to restart
@@ -226,7 +226,7 @@ def _start_manual_server(name: str, manual: Mapping[str, Any]) -> None:
 def restart(engine: Docker, name: str, settings: Mapping[str, Any]) -> None:
     """Restart the container, even if the cards do not become free. In that case, raise ContainerError after the start."""
     found = _existing(engine, name)
-    refuse_absent(found)
+    refuse_missing_mounts(found)
     engine.stop(found["Id"], settings["stop_timeout"])
     why = wait_for_cards(settings)
     engine.start(found["Id"])

@@ -46,7 +46,7 @@ class Docker(Engine):
 
     def start(self, identity: str) -> None:
         """Start a container. Raises ContainerError if the source of a bind mount is missing."""
-        refuse_absent(self.inspect(identity) or {})
+        refuse_missing_mounts(self.inspect(identity) or {})
         self.order("POST", f"/containers/{identity}/start", ENGINE_TIMEOUT)
 
     def rename(self, identity: str, name: str) -> None:
@@ -64,7 +64,7 @@ class Docker(Engine):
         self.order("POST", f"/containers/{identity}/kill", ENGINE_TIMEOUT, (204, 409))
 
 
-def refuse_absent(container: Mapping[str, Any]) -> None:
+def refuse_missing_mounts(container: Mapping[str, Any]) -> None:
     """Raise ContainerError if the source of a bind mount is missing, because the engine would create it as a directory."""
     gone = missing_binds(container)
     if gone:

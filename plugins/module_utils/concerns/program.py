@@ -16,7 +16,7 @@ TIMER_PARTS = {"service": "unit file", "timer": "timer file", "config": "configu
 
 def installed_digest(name: str) -> Optional[str]:
     """Return the digest of a program in the current library, or None if the host has no such program."""
-    return (shapes.read(library.programs(), {name: str}).content or {}).get(name)
+    return (shapes.read(library.programs_file(), {name: str}).content or {}).get(name)
 
 
 def flaws(parts: Mapping[str, str], desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[str]:

@@ -28,10 +28,11 @@ PERCENT = {"": 0.01, "%": 0.01}
 SPEED = {"": 1.0, "GT/s": 1.0}
 # Limits of possible readings. A number beyond a limit probably has another unit, so the reading is None.
 MAX_CELSIUS, MIN_CELSIUS, MAX_WATTS, MAX_BYTES, MAX_SPEED, MAX_WIDTH = 200.0, -50.0, 2000.0, 2.0**50, 256.0, 32
-# Limits for numbers without a unit. From MILLI_CELSIUS on, a temperature is in thousandths of a degree, because no card reaches
-# 1000 degrees. From MICROWATTS on, a power is in microwatts, because no card needs 100 kW, and every card needs more than 0.1 W.
-MILLI_CELSIUS, MICROWATTS = 1000.0, 100_000.0
-# From this number on, a total memory without a unit is in bytes. Every card has more bytes, and no card has 2**30 KiB (1 TiB).
+# Limits for numbers without a unit. From MIN_MILLI_CELSIUS on, a temperature is in thousandths of a degree, because no card reaches
+# 1000 degrees. From MIN_MICROWATTS on, a power is in microwatts, because no card needs 100 kW and every card more than 0.1 W.
+MIN_MILLI_CELSIUS, MIN_MICROWATTS = 1000.0, 100_000.0
+# From this number on, a total memory without a unit is in bytes. Every card has more than 2**30 bytes, and no
+# card has 2**30 KiB (1 TiB).
 MIN_BYTES = 2.0**30
 # The status of a card that works, and the texts for an unknown status. Every other status is a fault.
 NORMAL, UNKNOWN_STATUS = "normal", ("", "n/a", "na", "none", "unknown", "-")
@@ -108,18 +109,18 @@ def quantity(value: Any, units: Mapping[str, float]) -> Optional[float]:
 
 
 def celsius(value: Any) -> Optional[float]:
-    """Return a temperature in degrees Celsius. For a number without a unit, see MILLI_CELSIUS."""
+    """Return a temperature in degrees Celsius. For a number without a unit, see MIN_MILLI_CELSIUS."""
     number, unit = _split(value)
     if number is not None and not unit:
-        unit = "mc" if abs(number) >= MILLI_CELSIUS else "c"
+        unit = "mc" if abs(number) >= MIN_MILLI_CELSIUS else "c"
     return _within(_convert(number, unit.lower(), TEMPERATURE), MIN_CELSIUS, MAX_CELSIUS)
 
 
 def watts(value: Any) -> Optional[float]:
-    """Return a power in watts. For a number without a unit, see MICROWATTS. Between MAX_WATTS and MICROWATTS it is unknown."""
+    """Return a power in watts. A number without a unit that is between MAX_WATTS and MIN_MICROWATTS is unknown."""
     number, unit = _split(value)
     if number is not None and not unit:
-        unit = "uW" if number >= MICROWATTS else "W"
+        unit = "uW" if number >= MIN_MICROWATTS else "W"
     return _within(_convert(number, unit, POWER), 0, MAX_WATTS)
 
 

@@ -53,17 +53,17 @@ class Supervisor:
 
     def run(self) -> int:
         """Keep the server running until SIGTERM. Return the exit code."""
-        with locks.open_lock(self.config["pid"]) as pid:
-            if not locks.take(pid, time.monotonic() + LOCK_TIMEOUT):
+        with locks.open_lock(self.config["pid"]) as pid_file:
+            if not locks.take(pid_file, time.monotonic() + LOCK_TIMEOUT):
                 print(f"npufleet_supervisor: another supervisor holds {self.config['pid']}", file=sys.stderr)
                 return 1
-            pid.truncate(0)
-            pid.write(f"{os.getpid()}\n")
-            pid.flush()
+            pid_file.truncate(0)
+            pid_file.write(f"{os.getpid()}\n")
+            pid_file.flush()
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._end)
             self._serve()
-            pid.truncate(0)
+            pid_file.truncate(0)
         return 0
 
     def _end(self, *_arguments: Any) -> None:

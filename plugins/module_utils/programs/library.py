@@ -21,7 +21,7 @@ ENTRIES = {"watchdog": "watch.watchdog", "probe": "watch.probe", "metrics": "met
 # A file in the directory of each version: {program: digest of the sources that it imports}. A new version of the library does not
 # restart a program whose digest stays the same.
 PROGRAMS = "programs.json"
-# Exit code of the command `resume` if the run that began the change may still be active
+# Exit code of the command `resume`, which ends an interrupted host change, if the run that began this change may still be active
 BUSY = 75
 # `install` unpacks into a draft directory. From this age in seconds, an unlocked draft counts as left by a killed run.
 DRAFT_SECONDS = 3600.0
@@ -34,7 +34,7 @@ def path(version: str = CURRENT) -> str:
     return os.path.join(HOME, version)
 
 
-def programs(directory: str = "") -> str:
+def programs_file(directory: str = "") -> str:
     """Return the path of the file PROGRAMS in the directory of a version, by default the current version."""
     return os.path.join(directory or path(), PROGRAMS)
 
@@ -82,7 +82,7 @@ def activate(version: str) -> bool:
     if os.path.realpath(path()) == path(version) and os.path.isdir(path(version)):
         return False
     if not os.path.isdir(path(version)):
-        raise OSError(f"{path(version)} is missing, expected the library of this call. Run the playbook again.")
+        raise OSError(f"{path(version)} is missing, expected the code of the collection for this run. Run the playbook again.")
     # This import is slow, and most calls change no version.
     import shutil
 

@@ -36,7 +36,7 @@ def rollback_target(root: str, name: str, to: str) -> str:
         return found
     if to in usable:
         return to
-    # After a restore, a release with a newer label can have the same content.
+    # A restore can create a release with the same content under a newer label.
     renamed = [label for label in usable if LABEL.fullmatch(to) and content(label) == content(to)]
     if renamed:
         return renamed[0]

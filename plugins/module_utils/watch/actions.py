@@ -112,9 +112,9 @@ class Host(Observer):
             remaining = _remaining(init, left)
             if remaining:
                 raise Failure("its process {} does not end, although it was killed".format(", ".join(map(str, sorted(remaining)))))
-            killed = f", killed {len(left)} of its processes, which did not end"
+            killed = f", killed {len(left)} of its processes that had not ended,"
         self.load(model)
-        return f"unloaded{killed} and loaded it"
+        return f"unloaded it{killed} and loaded it"
 
     def load(self, model: str) -> str:
         """Load a model, and check that it is READY. A stuck load is ended and repeated."""
@@ -142,7 +142,7 @@ class Host(Observer):
         except repository.Refused as reason:
             raise Failure(f"Triton would not {verb} it ({' '.join(str(reason).split())[:400]})") from None
 
-    def end(self, waits: Iterable[stuck_load.Wait]) -> str:
+    def end_stuck_loads(self, waits: Iterable[stuck_load.Wait]) -> str:
         """Kill the stubs of stuck loads. Raises Failure if none of these loads is stuck any more."""
         init = self.first_process()
         killed = [str(wait) for wait in waits if init and stuck_load.end(wait, init)]
@@ -150,7 +150,7 @@ class Host(Observer):
             raise Failure("the loads ended by themselves")
         return f"ended {', '.join(killed)}"
 
-    def renew(self, model: str) -> str:
+    def touch_model(self, model: str) -> str:
         """Give the files of a model a newer time stamp, so that a server that polls loads it again."""
         home = f"{self.settings.root}/served/{model}"
         try:
@@ -186,8 +186,8 @@ class Host(Observer):
     def wait_for_cards(self, foreign: List[Tuple[int, str]]) -> bool:
         """Wait until the cards have only `foreign` contexts. Return False if this takes more than `cards_timeout` seconds.
 
-        A card can hang if a server starts while a context ends. So the wait also continues while the vendor's tool fails. On a host
-        without this tool, return True at once.
+        A card can hang if a server starts while a context ends. While the vendor's tool fails, the contexts are unknown, so the
+        wait continues. On a host without this tool, return True at once.
         """
         deadline = time.monotonic() + self.settings.cards_timeout
         while vendor_tool.find_tool() is not None:

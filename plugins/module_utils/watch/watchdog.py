@@ -108,7 +108,7 @@ class Watchdog:
         """Perform the mildest action that can help. If a reload fails, restart the container at once."""
         if finding.rule == STUCK:
             with suppress(Failure):
-                self._perform(finding, END, lambda: self._host.end(finding.waits))
+                self._perform(finding, END, lambda: self._host.end_stuck_loads(finding.waits))
                 # The ended load fails and has to be repeated. A server that was still starting exits, and the engine restarts it.
                 self._to_load_again.update(filter(None, map(_model_of, finding.waits)))
             self._judge.forget()
@@ -152,7 +152,7 @@ class Watchdog:
             self._to_load_again.discard(model)
             repeats: Dict[str, Callable[[], str]] = {
                 EXPLICIT: functools.partial(self._host.load, model),
-                POLL: functools.partial(self._host.renew, model),
+                POLL: functools.partial(self._host.touch_model, model),
             }
             finding = Finding(STUCK, model, "not loaded, because its stuck load was ended", "a served model")
             with self._host.block_deployments(), suppress(Failure):

@@ -48,7 +48,7 @@ ENGINE_DEFAULTS: Dict[str, Any] = {
 
 
 def accepts_grpc(variables: Mapping[str, Any]) -> bool:
-    """Return True if the server accepts gRPC without TLS, so that a process in its container can send load requests by gRPC."""
+    """Return True if the server accepts gRPC without TLS, which a process in its container needs to request the load of a model."""
     secured = any(str(argument).startswith("--grpc-use-ssl") for argument in variables["triton_server_extra_args"])
     return bool(variables["triton_server_allow_grpc"]) and not secured
 
@@ -73,7 +73,7 @@ def listen_address(variables: Mapping[str, Any], service: str = "http") -> str:
     ip = parsed_ip(listen[1:-1] if listen.startswith("[") and listen.endswith("]") else listen)
     if ip is None:
         raise Refusal(
-            f"{name} is {listen}, expected an IP address of the host, or none for every address. "
+            f"{name} is {listen}, expected an IP address of the host, or an empty text for every address. "
             "Ports are published on addresses, not on names"
         )
     return str(ip)
@@ -113,7 +113,7 @@ def command(variables: Mapping[str, Any], models: List[str], release_options: Se
         "--log-verbose={}".format(variables["triton_server_log_verbose"]),
     ]
     line += _changed_options(variables)
-    # Before Triton 26.03, requests to these services bypassed restricted APIs.
+    # Before Triton 26.03, requests to the services of clouds bypassed the restriction of APIs.
     line += [f"--{service}=false" for service in CLOUD_SERVICES if service in release_options]
     if not variables["triton_server_auto_complete_config"]:
         line += ["--disable-auto-complete-config"]
