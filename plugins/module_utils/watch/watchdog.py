@@ -248,7 +248,7 @@ def _model_of(wait: stuck_load.Wait) -> Optional[str]:
 
 def running(config: str) -> Dict[str, str]:
     """Return the digests of the running code and its configuration, {"program", "config"}, for the concern `watchdog`."""
-    programs = shapes.read(library.programs(sys.path[0]), {"watchdog": str}).content or {}
+    programs = shapes.read(library.programs_file(sys.path[0]), {"watchdog": str}).content or {}
     with open(config, "rb") as source:
         return {"program": programs.get("watchdog", ""), "config": hashlib.sha256(source.read()).hexdigest()}
 
