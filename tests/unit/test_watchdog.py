@@ -299,7 +299,7 @@ class Played(actions.Host):  # type: ignore[name-defined,misc]
         self._do(f"load {model}")
         return "loaded it again"
 
-    def end(self, waits: Any) -> str:
+    def end_stuck_loads(self, waits: Any) -> str:
         self._do("end " + " ".join(wait.instance for wait in waits))
         return "ended process 7 of ok_0"
 
