@@ -183,7 +183,7 @@ traffic:
   description:
     - Settings of a rollout behind load balancers.
     - C(hook) is the value of C(npufleet_drain_hook). With an empty list in O(concerns), only C(hook) is returned.
-    - C(effect) is the effect of the plan on clients, if the host has a drain hook. With V(none), the server does not change. With
+    - C(effect) is the effect of the plan on clients. With V(none), the server does not change, or the host has no drain hook. With
       V(reload), new models load while the current models answer. With V(stop), requests would fail, so the host is drained.
     - C(limited) is true if the host still has less traffic than usual, because an earlier rollout did not restore its share.
     - C(accept_within) is the time in seconds that a proven change waits for the verdict about the traffic. 0 means no verdict.

@@ -58,7 +58,9 @@ options:
         elements: str
         default: []
       to:
-        description: V(previous) (the last proven release), a label such as V(0003-0123456789ab), or the first digits of its digest.
+        description: >-
+          V(previous) (the last proven release), a label such as V(0003-0123456789ab), or the first four or more digits of the digest
+          in a label.
         type: str
         default: previous
       why:
