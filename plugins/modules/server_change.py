@@ -59,8 +59,8 @@ options:
         default: []
       to:
         description: >-
-          V(previous) (the last proven release), a label such as V(0003-0123456789ab), or the first four or more digits of the digest
-          in a label.
+          V(previous) (the last proven release), a label such as V(0003-0123456789ab), or the first four or more digits of its
+          digest.
         type: str
         default: previous
       why:
