@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.npufleet.triton.plugins.module_utils import store
-from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, foreign, takeover
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, foreign, rollback, takeover
 from test_kernel import DEEP, deep
 
 ONE, TWO = b"one" * 9000, b"two" * 9000
@@ -260,12 +260,12 @@ def test_content_counts_once_however_often_it_was_put_back_or_repaired(full: Pat
     (full / "history.jsonl").write_text(lines)
     blobs.collect(str(full), 3)
     assert labels(full) == [3, 4, 10] and numbers(full) == [3, 4, 5]
-    assert store.rollback_target(str(full), "digits", "previous") == label(4)
+    assert rollback.rollback_target(str(full), "digits", "previous") == label(4)
     # A label of before is its content
-    assert store.rollback_target(str(full), "digits", label(5)) == served
+    assert rollback.rollback_target(str(full), "digits", label(5)) == served
     blobs.collect(str(full), 1)
     assert labels(full) == [4, 10]
-    assert store.rollback_target(str(full), "digits", "previous") == label(4)
+    assert rollback.rollback_target(str(full), "digits", "previous") == label(4)
 
 
 def test_what_was_never_proven_takes_nobodys_place(full: Path) -> None:
@@ -275,7 +275,7 @@ def test_what_was_never_proven_takes_nobodys_place(full: Path) -> None:
     (full / "history.jsonl").write_text(lines)
     blobs.collect(str(full), 3)
     assert labels(full) == numbers(full) == [1, 2]
-    assert store.rollback_target(str(full), "digits", "previous") == label(1)
+    assert rollback.rollback_target(str(full), "digits", "previous") == label(1)
 
 
 def test_of_equal_releases_a_whole_one_stays(full: Path) -> None:

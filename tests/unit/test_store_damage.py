@@ -13,7 +13,7 @@ from ansible_collections.npufleet.triton.plugins.filter.history_table import his
 from ansible_collections.npufleet.triton.plugins.module_utils import preflight, shapes, store
 from ansible_collections.npufleet.triton.plugins.module_utils.change import resume
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import models as concern
-from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, records
+from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs, records, releases
 from ansible_collections.npufleet.triton.plugins.modules import host_state
 from helpers import fleet, run_module
 from manifests import manifest_of
@@ -53,7 +53,7 @@ def sent(entry: dict[str, Any]) -> dict[str, Any]:
         path: {**facts, **({} if facts["blob"] else {"content": base64.b64encode(entry["contents"][path]).decode()})}
         for path, facts in entry["files"].items()
     }
-    return {**{key: entry[key] for key in store.FACTS}, "files": files}
+    return {**{key: entry[key] for key in releases.FACTS}, "files": files}
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -35,7 +35,11 @@ def serve(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[s
     try:
         return steps[order["do"]](root, incoming, order, secrets)
     except blobs.Busy:
-        return {"busy": _holder(incoming)}
+        try:
+            name = foreign.read(os.path.join(incoming, blobs.CONTROLLER), MAX_NAME).decode("utf-8", "replace")
+        except (foreign.Untrusted, OSError):
+            name = ""
+        return {"busy": name or UNKNOWN}
 
 
 def _prepare(root: str, incoming: str, order: Mapping[str, Any], _secrets: Mapping[str, str]) -> Dict[str, Any]:
@@ -82,14 +86,6 @@ def _write(incoming: str, name: str, content: str) -> None:
         # The umask can have reduced the mode.
         os.fchmod(handle, 0o644)
         sink.write(content)
-
-
-def _holder(incoming: str) -> str:
-    """Return the name that the transferring controller has written."""
-    try:
-        return foreign.read(os.path.join(incoming, blobs.CONTROLLER), MAX_NAME).decode("utf-8", "replace") or UNKNOWN
-    except (foreign.Untrusted, OSError):
-        return UNKNOWN
 
 
 def _take(root: str, incoming: str, order: Mapping[str, Any], secrets: Mapping[str, str]) -> Dict[str, Any]:

@@ -28,16 +28,13 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.files import
     write_text,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.store.history import append_history, read_history
-from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move, Record
+from ansible_collections.npufleet.triton.plugins.module_utils.store.records import Move
 from ansible_collections.npufleet.triton.plugins.module_utils.store.releases import (
-    FACTS,
     changes_version,
     current_models,
-    desired_model,
     labels,
     make_release,
     move_links,
-    next_serial,
     read_record,
     release_content,
     served_label,
@@ -50,7 +47,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store.rollback imp
     holds_from_history,
     read_holds,
     rollback_moves,
-    rollback_target,
     write_holds,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.store.transaction import (

@@ -74,9 +74,8 @@ def mend(root: str, forget: bool = False) -> List[str]:
             store.write_json(root, path, record)
             done.append(os.path.relpath(path, root))
     if store.TRANSACTION in flaws:
-        opened = dict(store.read_transaction(root) or {})
-        opened.pop("flaw", None)
-        _replace(root, store.TRANSACTION, json.dumps(opened))
+        opened = store.read_transaction(root) or {}
+        _replace(root, store.TRANSACTION, json.dumps({key: entry for key, entry in opened.items() if key != "flaw"}))
     if store.HOLDS in flaws:
         holds = {name: hold for name, hold in store.holds_from_history(root).items() if not shapes.mismatch(hold, store.HOLD)}
         _replace(root, store.HOLDS, json.dumps(holds))

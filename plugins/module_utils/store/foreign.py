@@ -52,21 +52,17 @@ def _open_path(path: str, base: str) -> int:
     directory = os.open(base or os.path.dirname(path) or os.curdir, _DIRECTORY)
     try:
         for part in parts[:-1]:
-            inner = _enter(directory, part)
+            try:
+                inner = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                raise NotRegular(f"is below {part}, which is a link or a file, expected a directory") from None
             os.close(directory)
             directory = inner
         return os.open(parts[-1], os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     finally:
         os.close(directory)
-
-
-def _enter(directory: int, part: str) -> int:
-    try:
-        return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
-            raise
-        raise NotRegular(f"is below {part}, which is a link or a file, expected a directory") from None
 
 
 def is_plain(found: os.stat_result) -> bool:

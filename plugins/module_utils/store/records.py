@@ -104,15 +104,16 @@ def record_of(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Op
                 raw = source.read()
             files[inner] = {"sha256": hashlib.sha256(raw).hexdigest(), "size": len(raw), "blob": False}
             text = raw.decode("utf-8", "replace") if inner == CONFIG else text
-    digests = {name: _parameter(text, name) for name in ("npufleet_source", "npufleet_release")}
+    matches = (re.search(_block(name), text, re.MULTILINE) for name in ("npufleet_source", "npufleet_release"))
+    recorded_source, recorded_release = (match and match[1] for match in matches)
     text_without_release = _without(text, "npufleet_release")
     digests_by_path = {path: file["sha256"] for path, file in files.items()}
     release = tree_digest({**digests_by_path, CONFIG: hashlib.sha256(text_without_release.encode()).hexdigest()}, {})
-    if release != digests["npufleet_release"] or not release.startswith(content(label)) or not digests["npufleet_source"]:
+    if release != recorded_release or not release.startswith(content(label)) or not recorded_source:
         return None
     return {
         "release": release,
-        "source": digests["npufleet_source"],
+        "source": recorded_source,
         "versions": _versions(text, files),
         "steps": sorted(set(re.findall(r'^    model_name: "([^"]+)"$', text, re.MULTILINE))),
         "cached": bool(re.search(r"^response_cache \{\n  enable: true\n", text, re.MULTILINE)),
@@ -124,11 +125,6 @@ def record_of(base: str, label: str, blob: Callable[[str], Optional[str]]) -> Op
 def _block(name: str) -> str:
     """Return a regular expression for a parameter in a config, in the form in which manifest.py prints the parameter."""
     return rf'^parameters \{{\n  key: "{name}"\n  value \{{\n    string_value: "([0-9a-f]{{64}})"\n  \}}\n\}}\n'
-
-
-def _parameter(text: str, name: str) -> Optional[str]:
-    found = re.search(_block(name), text, re.MULTILINE)
-    return found[1] if found else None
 
 
 def _without(text: str, name: str) -> str:

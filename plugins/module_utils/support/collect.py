@@ -55,11 +55,15 @@ GRACE_SECONDS = 3
 
 
 class Item(NamedTuple):
-    """A file of the bundle. `get` reads its content. The time limit is the higher one of `seconds` and the general limit."""
+    """A file of the bundle. `get` reads its content. The time limit is the higher one of `seconds` and the general limit.
+
+    If an optional item is missing, this is not an error.
+    """
 
     name: str
     get: Callable[[], Any]
     seconds: float = 0.0
+    optional: bool = False
 
 
 def collect(bundle: List[Item], limits: Limits, deadline: float) -> Tuple[Dict[str, Any], List[str]]:
@@ -94,6 +98,8 @@ def _read_item(item: Item, result: Dict[str, Any]) -> None:
         result.update(content=item.get(), error="")
     except readers.Partial as partial:
         result.update(content=partial.content, error=str(partial))
+    except readers.Missing as error:
+        result.update(content=None, error="" if item.optional else str(error))
     except Exception as error:  # An unexpected error must not affect the other items.
         result.update(content=None, error=str(error) if isinstance(error, (readers.Unavailable, OSError)) else repr(error))
 
@@ -131,11 +137,12 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         name = f"journal/{unit.rstrip('*')}.txt"
         return run(name, "journalctl", "--no-pager", "--output=short-iso", f"--lines={limits.lines}", f"--unit={unit}")
 
-    yield from (Item(f"state/{name}.json", _state(name, desired)) for name, desired in options["desired"].items())
-    yield Item("host/maintenance.json", _optional(lambda: readers.read_file(options["root"] + "/maintenance.json", limits)))
-    yield Item("host/watchdog.json", _optional(lambda: readers.read_file(options["root"] + "/watchdog.json", limits)))
+    for name, desired in options["desired"].items():
+        yield Item(f"state/{name}.json", functools.partial(_state, name, desired))
+    yield Item("host/maintenance.json", lambda: readers.read_file(options["root"] + "/maintenance.json", limits), optional=True)
+    yield Item("host/watchdog.json", lambda: readers.read_file(options["root"] + "/watchdog.json", limits), optional=True)
     # The bundle has the result of the probe, but not the checks with their golden data.
-    yield Item("host/probe.json", _optional(lambda: readers.read_file(options["root"] + "/probe.json", limits)))
+    yield Item("host/probe.json", lambda: readers.read_file(options["root"] + "/probe.json", limits), optional=True)
     yield Item("host/system.txt", _system)
     yield run("host/uname.txt", "uname", "-a")
     kernel = [f"/proc/{name}" for name in ("cmdline", "uptime", "loadavg", "modules")]
@@ -159,13 +166,13 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
         yield run("driver/tool.json", tool, "-j")
         yield run("driver/tool-groups.json", tool, "-g", "-j")
         yield run("driver/tool.txt", tool)
-        yield Item("driver/installer-script.txt", _optional(lambda: vendor.installer_script(options["root"])))
-        yield Item("driver/installer-help.txt", _optional(lambda: vendor.installer_help(options["root"], limits)))
+        yield Item("driver/installer-script.txt", lambda: vendor.installer_script(options["root"]), optional=True)
+        yield Item("driver/installer-help.txt", lambda: vendor.installer_help(options["root"], limits), optional=True)
         yield run("driver/module.txt", "modinfo", MODULE)
         yield run("driver/dkms.txt", "dkms", "status")
         yield Item("driver/nodes.txt", _device_nodes)
-        yield Item("driver/cdi.yaml", _optional(lambda: readers.read_file(cdi.SPEC, limits)))
-        yield Item("driver/cdi-now.yaml", _optional(lambda: vendor.cdi_spec(limits)))
+        yield Item("driver/cdi.yaml", lambda: readers.read_file(cdi.SPEC, limits), optional=True)
+        yield Item("driver/cdi-now.yaml", lambda: vendor.cdi_spec(limits), optional=True)
         yield Item("driver/holders.json", lambda: contexts.read_use(options["container"]))
         yield Item("driver/cards.json", _cards)
         yield run("driver/pci.txt", "lspci", "-nnk")
@@ -194,9 +201,9 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 def _balancer(limits: Limits, run: Callable[..., Item]) -> Iterator[Item]:
     """Yield the items of a load balancer. HAProxy's log of requests is left out: paths of requests can contain secrets."""
     yield Item("balancer/haproxy.cfg", lambda: readers.read_file(balancer_files.CONFIG, limits))
-    yield Item("balancer/drop-in.conf", _optional(lambda: readers.read_file(balancer_files.DROP_IN, limits)))
-    yield Item("balancer/drains.json", _optional(lambda: readers.read_file(f"{balancer_files.HOME}/{drains.RECORDS}", limits)))
-    yield Item("balancer/saved-state.txt", _optional(lambda: readers.read_file(balancer_files.STATE, limits)))
+    yield Item("balancer/drop-in.conf", lambda: readers.read_file(balancer_files.DROP_IN, limits), optional=True)
+    yield Item("balancer/drains.json", lambda: readers.read_file(f"{balancer_files.HOME}/{drains.RECORDS}", limits), optional=True)
+    yield Item("balancer/saved-state.txt", lambda: readers.read_file(balancer_files.STATE, limits), optional=True)
     yield run("balancer/version.txt", "haproxy", "-vv")
     for words in ("show info", "show stat", "show servers state"):
         yield Item(f"balancer/{words.replace(' ', '-')}.txt", functools.partial(Runtime(SOCKET).command, words))
@@ -211,27 +218,11 @@ def _system() -> str:
     return found
 
 
-def _state(name: str, desired: Mapping[str, Any]) -> Callable[[], Any]:
-    """Return a function that reads the plan and the actual state of one concern."""
+def _state(name: str, desired: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the plan and the actual state of one concern."""
     concern = CONCERNS[name].host_side
-
-    def get() -> Dict[str, Any]:
-        actual = concern.read(desired)
-        return {"plan": concern.diff(desired, actual), "actual": actual}
-
-    return get
-
-
-def _optional(get: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that calls `get`, and returns None if the item is missing."""
-
-    def maybe() -> Any:
-        try:
-            return get()
-        except readers.Missing:
-            return None
-
-    return maybe
+    actual = concern.read(desired)
+    return {"plan": concern.diff(desired, actual), "actual": actual}
 
 
 def _engine(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
@@ -255,7 +246,7 @@ def _engine(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item("engine/containers.json", request("/containers/json?all=1"))
     yield Item("engine/images.json", request("/images/json"))
     yield Item("engine/daemon.json", lambda: readers.read_file(DAEMON_JSON, limits))
-    yield Item("engine/login.json", _optional(lambda: readers.read_file("/root/.docker/config.json", limits)))
+    yield Item("engine/login.json", lambda: readers.read_file("/root/.docker/config.json", limits), optional=True)
     units = [f"/etc/systemd/system/{unit}{end}" for unit in UNITS for end in (".service", ".service.d/*.conf", ".timer")]
     yield Item("engine/units.json", lambda: readers.read_files(limits, *units))
     name = options["container"]
@@ -263,8 +254,8 @@ def _engine(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
     yield Item(f"container/{name}-log.txt", log(name))
     yield Item(f"container/{name}-processes.json", request(f"/containers/{name}/top"))
     # The previous container exists during a change, and after an interrupted change.
-    yield Item(f"container/{name}-previous.json", _optional(request(f"/containers/{name}-previous/json")))
-    yield Item(f"container/{name}-previous-log.txt", _optional(log(f"{name}-previous")))
+    yield Item(f"container/{name}-previous.json", request(f"/containers/{name}-previous/json"), optional=True)
+    yield Item(f"container/{name}-previous-log.txt", log(f"{name}-previous"), optional=True)
     # The slowest item of the engine is last.
     yield Item("sdk/rebel.json", lambda: vendor.sdk(engine, name, options["root"], limits), vendor.SDK_SECONDS)
 
