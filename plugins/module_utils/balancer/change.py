@@ -79,7 +79,7 @@ class Change:
         step = self._change_despite_reloads()
         result: Dict[str, Any] = {"in_flight": 0, "closed": 0, "waited": 0.0}
         if desired.state == DRAINED:
-            result.update(self._wait_for_requests())
+            self._wait_for_requests(result)
         after = self.server_result() if not self.check_mode else self._predict(before, step)
         return {
             "changed": step.changed or left_maintenance or result["closed"] > 0,
@@ -96,16 +96,16 @@ class Change:
 
     def _change_despite_reloads(self) -> Step:
         """Change the server. Repeat the change if HAProxy was reloaded meanwhile, because the new worker may lack the change."""
-        changed, kept = False, False
+        changed = False
         for _attempt in range(MAX_ATTEMPTS):
             self.pid = process(self.balancer.runtime).pid
             step = self._change_once()
-            changed, kept = changed or step.changed, step.kept
-            if self.check_mode or not changed or kept:
-                return Step(changed, kept, step.server)
-            self._await_reload()
-            if process(self.balancer.runtime).pid == self.pid:
-                return Step(changed, kept, step.server)
+            changed = changed or step.changed
+            if not self.check_mode and changed and not step.kept:
+                self._await_reload()
+                if process(self.balancer.runtime).pid != self.pid:
+                    continue
+            return step._replace(changed=changed)
         raise BalancerError(f"HAProxy was reloaded during each of {MAX_ATTEMPTS} attempts to change {self.desired.name}. Run again")
 
     def _await_reload(self) -> None:
@@ -250,15 +250,14 @@ class Change:
 
     # Requests in flight
 
-    def _wait_for_requests(self) -> Dict[str, Any]:
-        """Wait until no request is in flight. With `close`, close the requests that remain. Return the result of the wait."""
+    def _wait_for_requests(self, result: Dict[str, Any]) -> None:
+        """Wait until no request is in flight. With `close`, close the requests that remain. Write the counts into `result`."""
         name, began = self.desired.name, time.monotonic()
-        at_drain = self.balancer.in_flight(self.balancer.server(name))
+        result["in_flight"] = self.balancer.in_flight(self.balancer.server(name))
         if self.check_mode:
-            return {"in_flight": at_drain, "closed": 0, "waited": 0.0}
+            return
         in_flight = self._await_no_requests(began + self.desired.wait)
-        waited = round(time.monotonic() - began, 1)
-        closed = 0
+        result["waited"] = round(time.monotonic() - began, 1)
         if in_flight and self.desired.close:
             self.balancer.close(name)
             left = self._await_no_requests(time.monotonic() + CLOSE_TIMEOUT)
@@ -266,8 +265,7 @@ class Change:
                 raise BalancerError(
                     f"{left} requests of {name} are in flight {CLOSE_TIMEOUT:.0f} s after they were closed, expected none"
                 )
-            closed = in_flight
-        return {"in_flight": at_drain, "closed": closed, "waited": waited}
+            result["closed"] = in_flight
 
     def _await_no_requests(self, deadline: float) -> int:
         """Wait for the requests in flight until the deadline, and return how many remain. Raises BalancerError."""

@@ -69,16 +69,15 @@ def config_digest(path: str) -> Optional[str]:
 
 def _requests(balancer: Balancer, current: runtime.ProcessInfo, since: float, until: float) -> Tuple[List[traffic.Request], bool]:
     """Return the requests that finished from `since` until `until` in all workers, and True if no request is missing."""
-    answers = map(_ring, [balancer.runtime, *balancer.old_workers()])
-    rings = [traffic.parse_ring(answer, since, until) for answer in answers if answer is not None]
+    requests: List[traffic.Request] = []
     # If HAProxy was reloaded after `since`, the ring of an ended worker is lost.
-    complete = current.started <= since and all(ring.covers for ring in rings)
-    return [request for ring in rings for request in ring.requests], complete
-
-
-def _ring(worker: runtime.Runtime) -> Optional[str]:
-    """Return the lines in the ring of a worker, or None if the worker has ended."""
-    answer = worker.command(f"show events {traffic.RING}")
-    if answer.startswith("No such event sink"):
-        raise BalancerError(f"HAProxy has no ring {traffic.RING}, expected the configuration of the role load_balancer")
-    return None if runtime.is_gone(answer) else answer
+    complete = current.started <= since
+    for worker in [balancer.runtime, *balancer.old_workers()]:
+        answer = worker.command(f"show events {traffic.RING}")
+        if answer.startswith("No such event sink"):
+            raise BalancerError(f"HAProxy has no ring {traffic.RING}, expected the configuration of the role load_balancer")
+        if not runtime.is_gone(answer):
+            ring = traffic.parse_ring(answer, since, until)
+            requests += ring.requests
+            complete = complete and ring.covers
+    return requests, complete

@@ -40,8 +40,6 @@ COUNTERS = {
     "server_aborts": "srv_abrt",
 }
 _SESSION = re.compile(r"0x[0-9a-f]{1,16}")
-# Start of the master's answer if a worker does not answer
-UNREACHED = b"Can't connect to the target CLI"
 
 
 class BalancerError(Exception):
@@ -103,7 +101,7 @@ class Runtime:
         if not answer:
             # Even the answer to a command without output ends with an empty line. So this connection ended before the answer.
             raise ConnectionResetError("the connection was closed without an answer")
-        if answer.startswith(UNREACHED):
+        if answer.startswith(b"Can't connect to the target CLI"):
             # The worker has ended, and the master has not noticed it yet.
             raise ConnectionResetError("the master does not reach the worker")
         return bytes(answer)

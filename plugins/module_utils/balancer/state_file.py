@@ -18,7 +18,7 @@ import re
 import signal
 import sys
 import time
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer import drains, files, runtime
 from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime import MASTER, SOCKET, BalancerError, Runtime
@@ -41,17 +41,9 @@ _FAILED = re.compile(r"^\d+ +master .*\[failed: ([0-9]{1,9})\]", re.MULTILINE)
 _WEIGHT = re.compile(r"\bweight ([0-9]+)")
 
 
-class ConfiguredServer(NamedTuple):
-    """The address, port and weight of a server in the configuration."""
-
-    address: str
-    port: str
-    weight: str
-
-
-def configured_servers(config: str) -> Dict[Tuple[str, str], ConfiguredServer]:
-    """Return {(backend, server): address, port and weight} from a configuration of this project."""
-    found: Dict[Tuple[str, str], ConfiguredServer] = {}
+def configured_servers(config: str) -> Dict[Tuple[str, str], Tuple[str, str, str]]:
+    """Return {(backend, server): (address, port, weight)} from a configuration of this project."""
+    found = {}
     backend = ""
     for line in config.splitlines():
         section, server = _BACKEND.match(line), _SERVER.match(line)
@@ -59,7 +51,7 @@ def configured_servers(config: str) -> Dict[Tuple[str, str], ConfiguredServer]:
             backend = section[1]
         elif server and backend in runtime.BACKENDS.values():
             weight = _WEIGHT.search(server[4])
-            found[(backend, server[1])] = ConfiguredServer(server[2].strip("[]"), server[3], weight[1] if weight else "1")
+            found[(backend, server[1])] = (server[2].strip("[]"), server[3], weight[1] if weight else "1")
     return found
 
 
@@ -71,10 +63,12 @@ def complete_state(state: str, config: str) -> str:
     """
     rows = _rows(state)
     lines = [VERSION, "# " + " ".join(COLUMNS)]
-    for (backend, name), server in configured_servers(config).items():
-        row = rows.get((backend, name)) or _new_row(backend, name, server)
-        if row["srv_port"] != server.port or _has_moved(row["srv_addr"], server.address):
-            row = {**row, "srv_op_state": "0", "srv_check_health": "0", "srv_check_result": "0", "srv_port": server.port}
+    for (backend, name), (address, port, weight) in configured_servers(config).items():
+        row = rows.get((backend, name)) or _new_row(backend, name, port, weight)
+        # Host names are not compared, because the state has the resolved address of a host name.
+        is_ip_address = re.fullmatch(r"[0-9.]+|.*:.*", address) is not None
+        if row["srv_port"] != port or (is_ip_address and row["srv_addr"] not in ("-", address)):
+            row = {**row, "srv_op_state": "0", "srv_check_health": "0", "srv_check_result": "0", "srv_port": port}
         lines.append(" ".join(row[column] for column in COLUMNS))
     return "\n".join(lines) + "\n"
 
@@ -89,18 +83,13 @@ def _rows(state: str) -> Dict[Tuple[str, str], Dict[str, str]]:
     return {(row["be_name"], row["srv_name"]): row for row in rows}
 
 
-def _new_row(backend: str, name: str, server: ConfiguredServer) -> Dict[str, str]:
+def _new_row(backend: str, name: str, port: str, weight: str) -> Dict[str, str]:
     row = dict.fromkeys(COLUMNS, "0")
     row.update(dict.fromkeys(("srv_fqdn", "srvrecord", "srv_check_addr", "srv_agent_addr"), "-"))
-    values = {"be_name": backend, "srv_name": name, "srv_addr": "-", "srv_port": server.port}
+    values = {"be_name": backend, "srv_name": name, "srv_addr": "-", "srv_port": port}
     # Status 1: the server was not checked yet. State 6: the check is enabled.
     checks = {"srv_check_status": "1", "srv_check_state": "6" if backend == runtime.BACKENDS["http"] else "0"}
-    return {**row, **values, **checks, "srv_uweight": server.weight, "srv_iweight": server.weight}
-
-
-def _has_moved(before: str, address: str) -> bool:
-    """Return True if a server has another IP address. A host name is not compared: the state has its resolved address instead."""
-    return before != "-" and re.fullmatch(r"[0-9.]+|.*:.*", address) is not None and before != address
+    return {**row, **values, **checks, "srv_uweight": weight, "srv_iweight": weight}
 
 
 def save() -> None:

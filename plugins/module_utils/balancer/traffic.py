@@ -47,17 +47,10 @@ _HTTP_CALL = re.compile(r"/v2/models/([!-.0-~]{1,255})(?:/versions/[^/]{1,20})?/
 _GRPC_CALL = re.compile(r"/inference\.GRPCInferenceService/(ModelInfer|ModelStreamInfer)")
 _STREAMS = ("generate_stream", "ModelStreamInfer")
 _NUMBER = re.compile(r"-?[0-9]{1,15}")
-
-
-def _bounds() -> List[int]:
-    bounds = [1]
-    while bounds[-1] < 10_000_000:
-        bounds.append(max(bounds[-1] + 1, math.ceil(bounds[-1] * 1.05)))
-    return bounds
-
-
 # Upper bounds of the latency in ms. Bounds above 20 ms are 5 % apart. The last bucket also counts all slower requests.
-BOUNDS = _bounds()
+BOUNDS = [1]
+while BOUNDS[-1] < 10_000_000:
+    BOUNDS.append(max(BOUNDS[-1] + 1, math.ceil(BOUNDS[-1] * 1.05)))
 
 
 class Request(NamedTuple):

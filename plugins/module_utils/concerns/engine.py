@@ -33,12 +33,10 @@ ENGINE_PACKAGES = ("docker.io", "docker-ce", "moby-engine")
 CLIENT, CLIENT_PACKAGE = "docker", "docker-cli"
 # The oldest major version of the engine whose containers can request devices by CDI names
 OLDEST_CDI_VERSION = 25
-# The plan item about the version of the engine
-VERSION = "version"
+# The plan items about the version of the engine, and about flags with which dockerd does not start
+VERSION, FLAGS = "version", "flags"
 # Directories that are searched for programs in addition to PATH
 EXTRA_PATH = "/usr/bin:/usr/local/bin:/usr/sbin"
-# The plan item about flags with which dockerd does not start
-FLAGS = "flags"
 # The drop-in that makes the engine start after the unit of the cards (npufleet-cards.service)
 ORDER_FILE = "/etc/systemd/system/docker.service.d/60-npufleet-cards.conf"
 

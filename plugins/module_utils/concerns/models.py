@@ -15,10 +15,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.store import blobs
 from ansible_collections.npufleet.triton.plugins.module_utils.system import free_space
 
 CONCERN = "models"
-# The action for a transaction whose new releases are not proven (served and checked) yet
-PROVE = "prove"
-# The action for a damaged file of the store
-MEND = "mend"
+# The actions for a transaction whose new releases are not proven (served and checked) yet, and for a damaged file of the store
+PROVE, MEND = "prove", "mend"
 
 
 def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
@@ -112,11 +110,9 @@ def drift(
 
 def _read_problems(root: str, base: str, files: Mapping[str, Mapping[str, Any]]) -> List[str]:
     """Return a message for each file of a release, and each of its parent directories, that only root can read."""
-    directories = [os.path.join(root, directory) for directory in store.DIRECTORIES if directory != "tmp"] + [
-        os.path.dirname(base),
-        base,
-    ]
-    directories += [os.path.join(base, file) for file in sorted({os.path.dirname(path) for path in files} - {""})]
+    directories = [os.path.join(root, directory) for directory in store.DIRECTORIES if directory != "tmp"]
+    directories += [os.path.dirname(base), base]
+    directories += [os.path.join(base, directory) for directory in sorted({os.path.dirname(path) for path in files} - {""})]
     desired = [*((directory, 0o005) for directory in directories), *((os.path.join(base, path), 0o004) for path in sorted(files))]
     found = []
     for path, mode in desired:

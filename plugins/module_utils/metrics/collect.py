@@ -30,8 +30,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.watch.settings imp
 
 CARDS_FILE, HOST_FILE = "npufleet_cards.prom", "npufleet_host.prom"
 MODULE_VERSION = f"/sys/module/{driver.MODULE}/version"
-# Time limit in seconds of the vendor's tool
-TOOL_SECONDS = 10.0
 
 
 def warn(message: str) -> None:
@@ -43,7 +41,7 @@ def cards_page(settings: Settings) -> str:
     """Return the metrics of the cards."""
     found: Optional[List[readings.Card]] = None
     try:
-        found = vendor_tool.query_readings(TOOL_SECONDS)
+        found = vendor_tool.query_readings(timeout=10.0)
     except ValueError as error:
         warn(f"the cards cannot be read: {error}")
     loaded = (read_text(MODULE_VERSION) or "").strip() or None

@@ -22,10 +22,6 @@ HELP = {
     "npufleet_shm_used_bytes": "Used shared memory of the server's container.",
     "npufleet_stubs": "Processes of a model by state.",
 }
-# Number of characters of a release's digest, as in the names of releases
-DIGEST_LENGTH = 12
-# Gauge of the backend: 1 if an NPU of an instance does not answer
-FAULT_METRIC = "rbln_device_fault"
 
 
 class Stubs(NamedTuple):
@@ -93,7 +89,7 @@ def families(facts: Facts) -> Families:
 
 
 def _release(model: str, version: str, release: Optional[str]) -> Dict[str, str]:
-    return {"model": model, "version": version, "digest": (release or "")[:DIGEST_LENGTH]}
+    return {"model": model, "version": version, "digest": (release or "")[:12]}
 
 
 def count_stubs(
@@ -105,7 +101,8 @@ def count_stubs(
     metrics.
     """
     silent: Dict[str, Set[Tuple[str, str]]] = {}
-    for labels, value in page.get(FAULT_METRIC, []):
+    # This gauge of the backend is 1 if an NPU of an instance does not answer.
+    for labels, value in page.get("rbln_device_fault", []):
         if value > 0:
             silent.setdefault(labels.get("model", ""), set()).add((labels.get("version", ""), labels.get("instance", "")))
     found = {}

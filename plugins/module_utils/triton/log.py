@@ -14,7 +14,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker impo
 LOG_LINES = 1000
 # The beginning of an entry of Triton's log. A line that begins otherwise belongs to the previous entry.
 LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./]+:\d+\] ?")
-# Largest length of a reason
 MAX_REASON = 2000
 # The beginning of a line that reports an error
 ERROR_LINE = re.compile(r"E\d{4} |error:|tritonserver: |Traceback|\w*Error: ")

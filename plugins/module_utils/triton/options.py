@@ -37,7 +37,6 @@ NAMES = (
 # Options that Triton 24.01 does not have. If an older and a newer option begin with the same prefix, the prefix means the older
 # option: a server that has both options refuses the prefix as ambiguous, so the server of this command line has only the older one.
 NEWER_OPTIONS = ("allow-client-shm", "enable-peer-access", "http-max-input-size", "model-config-name")
-# Options of tritonserver that take no value
 OPTIONS_WITHOUT_VALUE = ("disable-auto-complete-config", "help", "version")
 # The name of an option. Names are written into templates, so an argument with other characters is not an option.
 OPTION = re.compile(r"[a-z0-9][a-z0-9_-]*")

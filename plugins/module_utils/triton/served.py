@@ -52,7 +52,9 @@ def read_served(server: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
         if time.monotonic() >= deadline:
             return None
         if model["state"] == "READY" and is_url_safe(name):
-            release = _loaded_release(server, name, version)
+            status, config = query(server, "GET", f"/v2/models/{name}/versions/{version}/config")
+            if status == 200 and not shapes.mismatch(config, RELEASE_CONFIG):
+                release = config["parameters"][RELEASE]["string_value"]
         elif model["state"] == "READY":
             reason = URL_UNSAFE
         served.setdefault(name, {})[version] = {"state": model["state"][:MAX_STATE], "reason": reason, "release": release}
@@ -112,10 +114,3 @@ def served_without_release(served: Mapping[str, Any]) -> List[str]:
         if ready and not any(versions[number]["release"] for number in ready):
             found.append(name)
     return sorted(found)
-
-
-def _loaded_release(server: Mapping[str, Any], name: str, version: str) -> Optional[str]:
-    status, config = query(server, "GET", f"/v2/models/{name}/versions/{version}/config")
-    if status != 200 or shapes.mismatch(config, RELEASE_CONFIG):
-        return None
-    return str(config["parameters"][RELEASE]["string_value"])

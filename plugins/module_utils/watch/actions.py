@@ -39,7 +39,6 @@ ACTIVE_SECONDS = 60.0
 LAST_TO_RESTART_STUBS = (2, 46)
 # Time limits in seconds: for the unload of a model, and for the end of its processes after the unload
 UNLOAD_TIMEOUT, END_TIMEOUT = 5.0, 10.0
-# Seconds between two polls
 POLL_SECONDS = 0.2
 
 
@@ -118,7 +117,11 @@ class Host(Observer):
 
     def load(self, model: str) -> str:
         """Load a model, and check that it is READY. A stuck load is ended and repeated."""
-        with stuck_load.Guard(self.first_process, self.settings.stuck_load_limit, log=_report_stuck) as guard:
+
+        def report(wait: stuck_load.Wait) -> None:
+            journal.log(f"{wait} and the server wait for each other. Action: end it and load again", journal.WARNING)
+
+        with stuck_load.Guard(self.first_process, self.settings.stuck_load_limit, log=report) as guard:
             while True:
                 ended_before = len(guard.ended_loads)
                 journal.notify("WATCHDOG=1")
@@ -212,7 +215,3 @@ def _remaining(init: int, pids: Iterable[int]) -> Set[int]:
         time.sleep(POLL_SECONDS)
         left &= set(stubs.running_stubs(init))
     return left
-
-
-def _report_stuck(wait: stuck_load.Wait) -> None:
-    journal.log(f"{wait} and the server wait for each other. Action: end it and load again", journal.WARNING)

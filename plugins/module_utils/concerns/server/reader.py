@@ -110,25 +110,21 @@ def read_log(engine: Engine, desired: Mapping[str, Any], inspect: Mapping[str, A
     """Return {"log": reason why the server does not answer, "cut_off": models that were loading when the server last ended}."""
     name, state = desired["name"], inspect["State"]
     running, restarted = state["Status"] == "running", bool(inspect.get("RestartCount"))
-    cut_off = []
+    since, cut_off = epoch(state.get("StartedAt") or ""), []
     if restarted or not running:
-        until = epoch(state.get("StartedAt") or "") if running else 0.0
+        until = since if running else 0.0
         cut_off = sorted(log.loading(log.log_lines(engine, name, until=until)) & set(desired["models"]))
     if not running:
         return {"log": log.ending_reason(engine, name), "cut_off": cut_off}
-    lines = log.log_lines(engine, name, _log_start(desired["root"], inspect))
+    # During a transaction, a server may have logged a failed load before it restarted.
+    transaction = store.read_transaction(desired["root"]) if restarted else None
+    if transaction:
+        since = min(since, store.renewal_time(transaction) or since)
+    lines = log.log_lines(engine, name, since)
     failed = [reason for reason in log.reasons(lines, sorted(desired["models"])).values() if reason.startswith("failed to load ")]
     # A restarted server has logged why it ended. A server that still starts has logged its progress.
     reason = log.ending_reason(engine, name) if restarted else log.progress(lines, sorted(desired["models"]))
     return {"log": "; ".join(failed) or reason, "cut_off": cut_off}
-
-
-def _log_start(root: str, inspect: Mapping[str, Any]) -> float:
-    """Return the time from which the log is read, in seconds since 1970: the start of the server, or of an open transaction."""
-    started = epoch(inspect["State"].get("StartedAt") or "")
-    # During a transaction, a server may have logged a failed load before it restarted.
-    transaction = store.read_transaction(root) if inspect.get("RestartCount") else None
-    return min(started, store.renewal_time(transaction) or started) if transaction else started
 
 
 def hanging_loads(root: str, started: str, pid: int = 0) -> List[str]:
