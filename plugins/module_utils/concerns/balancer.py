@@ -106,12 +106,10 @@ def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
     if missing:
         plan.append(item(CONCERN, "packages", "without " + ", ".join(missing), "installed", "install"))
     for path, expected in desired["files"].items():
-        if actual["files"].get(path) == expected:
-            continue
-        if path == files.CONFIG:
-            plan.append(_config_item(desired, actual))
-        else:
-            plan.append(item(CONCERN, path, actual["files"].get(path), expected, "configure"))
+        found = actual["files"].get(path)
+        if found != expected:
+            is_config = path == files.CONFIG
+            plan.append(_config_item(desired, actual) if is_config else item(CONCERN, path, found, expected, "configure"))
     for path in desired["absent"]:
         if actual["files"].get(path) is not None:
             plan.append(item(CONCERN, path, "present", None, "configure"))
@@ -137,12 +135,9 @@ def _config_item(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> Item:
         servers = f"a balancer of {len(desired['servers'])} servers"
         return item(CONCERN, files.CONFIG, owners[actual["owner"]], servers, "configure")
     changed = list(difflib.unified_diff(actual["lines"], desired["lines"], n=0, lineterm=""))[2:]
-    current, expected = (
-        [line[1:].strip() for line in changed if line[0] == sign and "description npufleet" not in line] for sign in "-+"
-    )
-    return item(
-        CONCERN, files.CONFIG, "; ".join(current[:MAX_LINES]) or "another version", "; ".join(expected[:MAX_LINES]), "configure"
-    )
+    sides = ([line[1:].strip() for line in changed if line[0] == sign and "description npufleet" not in line] for sign in "-+")
+    current, expected = ("; ".join(side[:MAX_LINES]) for side in sides)
+    return item(CONCERN, files.CONFIG, current or "another version", expected, "configure")
 
 
 def warning(actual: Mapping[str, Any]) -> Optional[str]:

@@ -21,9 +21,10 @@ def read(desired: Mapping[str, Any]) -> Dict[str, Any]:
         found = images.inspect_image(Engine(), desired["reference"])
     except OSError:
         return {"engine": False, "id": None, "content": None}
-    labels = (found["Config"].get("Labels") or {}) if found else {}
-    content = images.content_digest(found) if found else None
-    return {"engine": True, "id": found["Id"] if found else None, "content": content, "contents": labels.get(CONTENTS, "").split()}
+    if not found:
+        return {"engine": True, "id": None, "content": None, "contents": []}
+    contents = (found["Config"].get("Labels") or {}).get(CONTENTS, "").split()
+    return {"engine": True, "id": found["Id"], "content": images.content_digest(found), "contents": contents}
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:

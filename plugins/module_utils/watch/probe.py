@@ -105,20 +105,17 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
     """Run the checks once, and return the new state of the probe. `before` is its previous state."""
     began, moment = time.time(), clock.mark()
     previous = {"last_run": before.get("last_run", 0), "proven": dict(before.get("proven", {}))}
+    no_result = {**previous, "unavailable": None, "lost_cards": None, "unchecked": [], "checks": []}
     state: Dict[str, Any] = {
         "host": settings.host,
         "when": timestamp(began),
         "at": began,
         **moment,
-        **previous,
+        **no_result,
         "interval": settings.interval,
         "seconds": 0,
         "paused": paused(settings.root),
-        "unavailable": None,
         "document": None,
-        "lost_cards": None,
-        "unchecked": [],
-        "checks": [],
     }
     if state["paused"]:
         return state
@@ -135,7 +132,7 @@ def probe(settings: Settings, before: Mapping[str, Any]) -> Dict[str, Any]:
     failed = state["unavailable"] or not all(check["ok"] for check in state["checks"])
     state["paused"] = paused(settings.root) if failed else None
     if state["paused"]:
-        state.update(unavailable=None, lost_cards=None, unchecked=[], checks=[], **previous)
+        state.update(no_result)
     return state
 
 
