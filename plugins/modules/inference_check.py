@@ -353,7 +353,7 @@ def run(module: request.Module) -> None:
     result.update(result_fields)
     if not result["proven"]:
         module.fail_json(**result)
-    warning = probe.renew(probe.moment()) if result["checks"] and not module.check_mode else None
+    warning = probe.renew() if result["checks"] and not module.check_mode else None
     if warning:
         module.warn(f"{host}: {warning}")
     module.exit_json(changed=False, **result)

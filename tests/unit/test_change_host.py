@@ -87,7 +87,7 @@ class Host:
         }
         return proof.Observation(actual, list(plan), self.triton_says, self.loading if prove else [])
 
-    def renew(self, _since: float) -> str:
+    def renew(self) -> str:
         self.renewed += 1
         return "the probe cannot be repeated"
 

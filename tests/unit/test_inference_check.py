@@ -871,12 +871,14 @@ def test_a_probe_that_was_under_way_is_asked_once_more_and_one_that_cannot_is_to
         return 0, ""
 
     monkeypatch.setattr(probe, "run", systemctl)
-    assert probe.renew({"at": 10}) is None
+    monkeypatch.setattr(probe.time, "time", lambda: 10.0)
+    assert probe.renew() is None
     assert next(moments, None) is None
     monkeypatch.setattr(probe, "run", lambda *_words: (0, ""))
-    assert probe.renew({"at": 20}) == "the repeated probe has no result. See journalctl --unit npufleet-probe"
+    monkeypatch.setattr(probe.time, "time", lambda: 20.0)
+    assert probe.renew() == "the repeated probe has no result. See journalctl --unit npufleet-probe"
     monkeypatch.setattr(probe, "run", lambda *_words: (1, "Unit npufleet-probe.service not found.\n" * 50))
-    told = str(probe.renew({"at": 20}))
+    told = str(probe.renew())
     assert told.startswith("the probe cannot be repeated: Unit npufleet-probe.service not found. ")
     assert len(told) < 200
 
@@ -898,7 +900,7 @@ def test_a_probe_that_was_asked_anew_is_known_by_a_clock_that_does_not_step(
         return 0, ""
 
     monkeypatch.setattr(probe, "run", systemctl)
-    assert probe.renew(probe.moment()) is None
+    assert probe.renew() is None
     assert len(calls) == 1
 
 

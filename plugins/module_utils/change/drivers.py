@@ -218,7 +218,7 @@ class ContainerDriver(Driver):
         return check_client.prove(checks["image"], document, checks["program"], headers)
 
     def renew_probe(self) -> Optional[str]:
-        return probe.renew(probe.moment())
+        return probe.renew()
 
 
 class ProcessDriver(Driver):

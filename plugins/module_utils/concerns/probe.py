@@ -73,19 +73,9 @@ def _state(path: str) -> Dict[str, Any]:
         return {}
 
 
-def moment() -> Dict[str, Any]:
-    """Return the present time as a mark (time since boot, kernel/clock.py), and as the time of day in "at".
-
-    Results of older versions have no mark, so they are compared by the time of day.
-    """
-    return {**clock.mark(), "at": time.time()}
-
-
-def renew(since: Mapping[str, Any]) -> Optional[str]:
-    """Repeat the probe if its last result is a failure. Return the reason why the repeated probe has no result, or None.
-
-    A result of a probe that started before the moment `since` does not count.
-    """
+def renew() -> Optional[str]:
+    """Repeat the probe if its last result is a failure. Return the reason why the repeated probe has no result, or None."""
+    began = {**clock.mark(), "at": time.time()}
     try:
         path = shapes.parse(read_text(CONFIG) or "")["root"] + "/probe.json"
     except (ValueError, KeyError, TypeError):
@@ -98,16 +88,16 @@ def renew(since: Mapping[str, Any]) -> Optional[str]:
         code, output = run("systemctl", "start", SERVICE)
         if code:
             return f"the probe cannot be repeated: {short(output, MAX_CHARACTERS)}"
-        if _is_after(_state(path), since):
+        if _is_after(_state(path), began):
             return None
     return "the repeated probe has no result. See journalctl --unit npufleet-probe"
 
 
-def _is_after(state: Mapping[str, Any], since: Mapping[str, Any]) -> bool:
-    """Return True if the probe with this result started after the moment `since`."""
+def _is_after(state: Mapping[str, Any], began: Mapping[str, Any]) -> bool:
+    """Return True if the probe with this result started after `began`. Results of older versions only have the time of day."""
     if "uptime" in state:
-        return state.get("boot") == since.get("boot") and bool(state["uptime"] >= since["uptime"])
-    return bool(state.get("at", 0) >= since["at"])
+        return state.get("boot") == began.get("boot") and bool(state["uptime"] >= began["uptime"])
+    return bool(state.get("at", 0) >= began["at"])
 
 
 def diff(desired: Mapping[str, Any], actual: Mapping[str, Any]) -> List[Item]:
