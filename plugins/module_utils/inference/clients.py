@@ -131,13 +131,12 @@ class Service:
             entries = self.index()
         except Exception:
             return ""
-        ready_versions = [
-            str(entry.get("version") or "") for entry in entries if entry["name"] == model and entry.get("state") == "READY"
-        ]
+        own_entries = [entry for entry in entries if entry["name"] == model]
+        ready_versions = [str(entry.get("version") or "") for entry in own_entries if entry.get("state") == "READY"]
         if version and ready_versions and version not in ready_versions:
             ready_versions.sort(key=lambda number: (len(number), number))
             return f"version {version} of {model} is not ready, expected one of {', '.join(ready_versions)}"
-        states = ["{} {}".format(entry.get("state", ""), entry.get("reason", "")) for entry in entries if entry["name"] == model]
+        states = ["{} {}".format(entry.get("state", ""), entry.get("reason", "")) for entry in own_entries]
         ready = sorted({entry["name"] for entry in entries if entry.get("state") == "READY"})
         return one_line("; ".join(states)) or "it serves {}".format(", ".join(ready) or "no model")
 
