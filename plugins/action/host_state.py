@@ -20,7 +20,7 @@ from ansible_collections.npufleet.triton.plugins.modules import host_state
 from ansible_collections.npufleet.triton.plugins.plugin_utils import library
 from ansible_collections.npufleet.triton.plugins.plugin_utils.action import FleetAction
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access, of_concern
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, preflight_inputs, row_remarks
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings, preflight_inputs, release_change
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.variables import Templated, collect_desired, desired
 from ansible_collections.npufleet.triton.plugins.plugin_utils.report import host_states, status
@@ -141,7 +141,7 @@ class ActionModule(FleetAction):
             result = self._complete(result, manifests, request)
         if requested is None and "image" in concerns:
             # These remarks are about the whole host, so only a call for all concerns returns them.
-            result["warnings"] = [*result.get("warnings", []), *row_remarks.untested_remarks(variables)]
+            result["warnings"] = [*result.get("warnings", []), *release_change.untested_remarks(variables)]
             result["untested"] = variables["npufleet_release_row"].get("untested")
         # Only the playbooks of a rollout set `current_releases` or request the concern `traffic`.
         batched = boolean(arguments.get("current_releases", False)) or CONCERN in (requested or [])
@@ -316,7 +316,7 @@ class ActionModule(FleetAction):
                         if result["plan"] and "driver" in result["actual"]:
                             skew = int(variables["preflight_clock_skew"])
                             reasons += preflight_inputs.clock(result["clock"], call_start, call_end, skew)
-                        result["warnings"] = [*result.get("warnings", []), *row_remarks.warnings(variables)]
+                        result["warnings"] = [*result.get("warnings", []), *release_change.warnings(variables)]
                 refusals = [*reasons, *result.get("refusals", [])]
                 in_sync = not (refusals or result["plan"] or result["maintenance"])
                 return {**result, "refusals": refusals, "in_sync": in_sync}

@@ -32,12 +32,6 @@ HEALTH_PROGRAM = (
 )
 
 
-def _limits(ulimits: Mapping[str, str]) -> Dict[str, Any]:
-    """Return {"memlock": {"soft": -1, "hard": -1}} for {"memlock": "-1:-1"}."""
-    pairs = {name: both.split(":") for name, both in ulimits.items()}
-    return {name: {"soft": int(soft), "hard": int(hard)} for name, (soft, hard) in pairs.items()}
-
-
 def _cdi_reservation(requests: Any) -> Dict[str, Any]:
     """Return device requests such as ["cdi rebellions.ai/npu=0"] as a reservation. Compose requires the key `capabilities`."""
     names = [name for request in requests for name in request.removeprefix("cdi ").split(",")]
@@ -60,7 +54,8 @@ CONVERSIONS: Dict[str, Callable[[Any], Any]] = {
     "log": lambda log: {"driver": log["driver"], "options": log["options"]},
     "ports": lambda ports: [f"{address}:{port}" for port, address in sorted(ports.items())],
     "stop_timeout": "{}s".format,
-    "ulimits": _limits,
+    # {"memlock": "-1:-1"} becomes {"memlock": {"soft": -1, "hard": -1}}.
+    "ulimits": lambda ulimits: {name: dict(zip(("soft", "hard"), map(int, both.split(":")))) for name, both in ulimits.items()},
     "device_requests": _cdi_reservation,
     # Without this option, Compose would create a network for the project.
     "network": lambda network: "bridge" if network == ENGINE_DEFAULTS["network"] else network,

@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import json
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Set, Tuple
 
@@ -24,9 +25,6 @@ from ansible_collections.npufleet.triton.plugins.module_utils.programs import li
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run.paths import COLLECTION, files_of
 
 MAIN = archive.PREFIX + "commands"
-CODE_DIRECTORIES = ("module_utils", "modules")
-ARCHIVE_PREFIX = "ansible_collections/npufleet/triton/plugins/"
-MODULE_PREFIX = "ansible_collections.npufleet.triton.plugins.modules."
 
 
 @functools.cache
@@ -40,20 +38,19 @@ def version() -> str:
 
 def packed(directory: str) -> bytes:
     """Return the archive of the library. The first call stores it in `directory`, which all processes of a run share."""
-    path = os.path.join(directory, f"library-{version()}")
-    if not os.path.exists(path):
-        with open(f"{path}.{os.getpid()}", "wb") as sink:
-            sink.write(archive.pack_program(_host_sources(), MAIN))
-        os.replace(f"{path}.{os.getpid()}", path)
-    with open(path, "rb") as source:
-        return source.read()
+    path = Path(directory, f"library-{version()}")
+    if not path.exists():
+        draft = Path(f"{path}.{os.getpid()}")
+        draft.write_bytes(archive.pack_program(_host_sources(), MAIN))
+        draft.replace(path)
+    return path.read_bytes()
 
 
 def _host_sources() -> Dict[str, str]:
     """Return {path in the archive: source} of the code that runs on hosts."""
     files = {
-        f"{ARCHIVE_PREFIX}{directory}/{path}": source.decode()
-        for directory in CODE_DIRECTORIES
+        f"ansible_collections/npufleet/triton/plugins/{directory}/{path}": source.decode()
+        for directory in ("module_utils", "modules")
         for path, source in files_of(os.path.join(COLLECTION, "plugins", directory)).items()
         if path.endswith(".py")
     }
@@ -71,7 +68,7 @@ class Parameters(NamedTuple):
 @functools.cache
 def module(name: str) -> ModuleType:
     """Return a module of this collection, imported on the controller."""
-    return importlib.import_module(MODULE_PREFIX + name)
+    return importlib.import_module(f"ansible_collections.npufleet.triton.plugins.modules.{name}")
 
 
 def parameters(name: str, options: Mapping[str, Any]) -> Parameters:
@@ -120,11 +117,8 @@ def _secrets(spec: Mapping[str, Any], values: Any) -> Iterator[str]:
 
 def _texts(value: Any) -> Iterator[str]:
     """Yield each text and number of a value."""
-    if isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _texts(entry)
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
+    if isinstance(value, (Mapping, list, tuple)):
+        for entry in value.values() if isinstance(value, Mapping) else value:
             yield from _texts(entry)
     elif isinstance(value, (str, int, float)) and not isinstance(value, bool) and value != "":
         yield str(value)

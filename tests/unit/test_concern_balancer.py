@@ -14,7 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer import fi
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns import balancer
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import balancer_tls
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import balancers
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import findings
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import variables as subject
 from helpers import ROOT, fleet
 from small_triton import certificates
@@ -213,7 +213,7 @@ def test_balancers_with_different_settings_are_refused() -> None:
         group = {"load_balancer_users": [{"name": "kim", "password": "s3cret-word"}]}
         given = site(groups={"npu_hosts": ["npu1", "npu2"], "load_balancer_hosts": ["lb1", "lb2"]}, **group)
         given["hostvars"].update(lb1={**group}, lb2={**group, **second})
-        return list(balancers.differences(fleet(**given)))
+        return list(findings.balancer_differences(fleet(**given)))
 
     assert found() == []
     # Each balancer may have its own addresses, its own certificate and its own limits.
@@ -228,7 +228,7 @@ def test_balancers_with_different_settings_are_refused() -> None:
     )
     assert "s3cret" not in reason
     alone = site(load_balancer_http_port=9000)
-    assert list(balancers.differences(fleet(**alone))) == []
+    assert list(findings.balancer_differences(fleet(**alone))) == []
 
 
 # Differences

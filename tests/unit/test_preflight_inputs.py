@@ -12,7 +12,7 @@ import pytest
 import stores
 from ansible_collections.npufleet.triton.plugins.module_utils.preflight import LARGE_FILES, download_refusals
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import preflight_inputs as subject
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import row_remarks
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import release_change
 from helpers import ROW, fleet, http_server
 
 FULL_ROW = {**ROW, "systems": {"ubuntu-22.04": ">=5.10"}}
@@ -85,30 +85,30 @@ def test_known_vulnerabilities_are_a_warning_with_the_row_that_clears_them() -> 
         "other-card": later("2.68.0", cards=["RBLN-CR13"]),
         "unknown": {**later("2.68.0"), "vulnerabilities": None},
     }
-    (warning,) = row_remarks.warnings(variables(row=row, npufleet_release_rows=rows))
+    (warning,) = release_change.warnings(variables(row=row, npufleet_release_rows=rows))
     assert warning == (
         "release 24.01 runs a Triton with 3 known vulnerabilities as of 2026-08-18 (NVIDIA security bulletins 5816, 5828, 5865): "
         "release 26.05 fixes 5816, 5828; release 26.07 fixes 5865. "
         "Until this host runs such a version, keep its ports away from untrusted networks."
     )
-    (warning,) = row_remarks.warnings(variables(row=row, npufleet_release_rows={"24.01": row, "26.07": later("2.71.0")}))
+    (warning,) = release_change.warnings(variables(row=row, npufleet_release_rows={"24.01": row, "26.07": later("2.71.0")}))
     assert "bulletins 5816, 5828, 5865): release 26.07 fixes them. Until this host" in warning
-    (warning,) = row_remarks.warnings(variables(row=row))
+    (warning,) = release_change.warnings(variables(row=row))
     for bulletin, triton in (("5816", "26.02"), ("5828", "26.03"), ("5865", "26.06")):
         assert f"Triton {triton}, which no release row for RBLN-CA12 has, fixes {bulletin}" in warning
-    assert row_remarks.warnings(variables(row={"vulnerabilities": {"as_of": "2026-08-18", "bulletins": {}}})) == []
-    assert row_remarks.warnings(variables()) == []
+    assert release_change.warnings(variables(row={"vulnerabilities": {"as_of": "2026-08-18", "bulletins": {}}})) == []
+    assert release_change.warnings(variables()) == []
 
 
 def test_cards_that_serve_vllm_only_are_a_remark() -> None:
-    (remark,) = row_remarks.untested_remarks(variables(npufleet_card="RBLN-CR13"))
+    (remark,) = release_change.untested_remarks(variables(npufleet_card="RBLN-CR13"))
     assert remark == "RBLN-CR13 serves models of backend vllm only. Place no other models on this host"
 
 
 @pytest.mark.parametrize("bulletins", [{}, {"5816": "26.02"}])
 def test_a_row_that_nobody_vouches_for_is_a_remark(bulletins: dict[str, str]) -> None:
     row = {"untested": "an older SDK", "vulnerabilities": {"as_of": "2026-08-18", "bulletins": bulletins}}
-    *more, remark = row_remarks.warnings(variables(row=row))
+    *more, remark = release_change.warnings(variables(row=row))
     assert remark == "release 24.01 is untested: an older SDK"
     assert len(more) == len(bulletins)
 

@@ -51,7 +51,6 @@ MAX_VALUE_LENGTH = 200
 SET_BY_SHELL = ("PWD", "OLDPWD", "SHLVL", "_", "TERM", "HOME", "HOSTNAME", "LS_COLORS", "LINES", "COLUMNS", "LESSOPEN", "LESSCLOSE")
 # The start of the path of a file in a version directory, such as `1/`
 VERSION_DIR = re.compile("(0|[1-9][0-9]{0,17})/")
-VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 # A name that the engine has generated, such as quirky_bell
 GENERATED_NAME = re.compile(r"(?!.*triton)[a-z]+_[a-z]+\d?")
 
@@ -233,7 +232,7 @@ def _environment(adopted: Mapping[str, Any], host: str, translation: Translation
     set_variables, exported = own_environment(adopted)
     environment: Dict[str, str] = {}
     for name, value in sorted({**set_variables, **exported}.items()):
-        if not VARIABLE_NAME.fullmatch(name):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
             left_out.append(f"environment {name}: not a valid name of an environment variable")
         elif name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH") and name in exported:
             left_out.append(f"environment {name}: it is for files of this container that the managed image lacks")

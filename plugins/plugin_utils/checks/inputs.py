@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import yaml
@@ -69,8 +70,7 @@ def with_pem(server: Mapping[str, Any]) -> Dict[str, Any]:
         result[kind] = {}
         for name, path in files.items():
             try:
-                with open(os.path.expanduser(path), encoding="utf-8") as source:
-                    result[kind][name] = source.read()
+                result[kind][name] = Path(os.path.expanduser(path)).read_text("utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 reasons.append(
                     f"{kind}.{name} is {path} ({getattr(error, 'strerror', None) or error}), expected a PEM file on the controller"

@@ -13,7 +13,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.registry import LOAD_BALANCER_HOSTS, MONITORING_HOSTS
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal, short
 from ansible_collections.npufleet.triton.plugins.module_utils.secret import replace_logins
-from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import balancers, bounds, image_supply, run_guard
+from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory import bounds, image_supply, run_guard
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.reasons import collected, of_error
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.shared_results import shared_result
 from ansible_collections.npufleet.triton.plugins.plugin_utils.inventory.values import inventory_specs
@@ -64,6 +64,25 @@ REPOSITORY = re.compile(
 TEMPLATED_PATHS = ("npufleet_incoming", "rbln_driver_package_path")
 # An unknown name without a prefix of PREFIXES is an error if its similarity to a known name (0 to 1) is at least this value.
 MIN_SIMILARITY = 0.86
+# The variables that must be equal on all load balancers of a fleet, because clients can use each of them
+COMMON_VARIABLES = (
+    "load_balancer_pool",
+    "load_balancer_http_port",
+    "load_balancer_grpc_port",
+    "load_balancer_users",
+    "load_balancer_client_ca",
+    "load_balancer_trace_context",
+    "load_balancer_check_model",
+    "load_balancer_check_body",
+    "load_balancer_check_expect",
+    "load_balancer_check_interval",
+    "load_balancer_check_timeout",
+    "load_balancer_stream_timeout",
+)
+# Variables that must be set on all load balancers or on none of them. Their values can differ.
+SET_ON_ALL = ("load_balancer_tls_certificate",)
+# Variables whose values are not shown
+SECRET_VARIABLES = ("load_balancer_users",)
 
 
 def findings(variables: Mapping[str, Any], names: Iterable[str]) -> List[str]:
@@ -75,7 +94,7 @@ def findings(variables: Mapping[str, Any], names: Iterable[str]) -> List[str]:
     value_errors = list(_value_errors(variables, names))
     reasons += value_errors or _value_errors(variables, [name for name in TEMPLATED_PATHS if name in variables])
     with collected(reasons):
-        reasons += list(balancers.differences(variables))
+        reasons += list(balancer_differences(variables))
     usable = _Usable(variables)
     for rules in (_contradictions, _group_errors):
         with collected(reasons):
@@ -127,6 +146,25 @@ def _value_errors(variables: Mapping[str, Any], names: List[str]) -> Iterator[st
         # Lookups and filters in a template can raise any exception.
         except Exception as error:
             yield from (f"{name} cannot be evaluated: {reason}" for reason in of_error(error))
+
+
+def balancer_differences(variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one reason with all differences between the load balancers. On any other host, yield nothing."""
+    balancers = (variables["groups"] or {}).get(LOAD_BALANCER_HOSTS, [])
+    if variables["inventory_hostname"] not in balancers or len(balancers) < 2:
+        return
+    parts: List[str] = []
+    for name in (*COMMON_VARIABLES, *SET_ON_ALL):
+        default = variables["npufleet_group"] if name == "load_balancer_pool" else inventory_specs()[name].get("default")
+        by_value: Dict[str, List[str]] = {}
+        for host in balancers:
+            value = variables["hostvars"][host].get(name, default)
+            by_value.setdefault(str(bool(value) if name in SET_ON_ALL else value), []).append(host)
+        if len(by_value) > 1:
+            texts = {value: "one value" if name in SECRET_VARIABLES else short(value, 60) or "empty" for value in by_value}
+            parts.append(f"{name} is " + " and ".join(f"{texts[value]} on {', '.join(hosts)}" for value, hosts in by_value.items()))
+    if parts:
+        yield f"{'; '.join(parts)}, expected equal values on all load balancers. Set them for the group {LOAD_BALANCER_HOSTS}."
 
 
 class _Usable(Dict[str, Any]):
@@ -206,6 +244,7 @@ def _group_errors(variables: Mapping[str, Any]) -> Iterator[str]:
     groups: Mapping[str, List[str]] = variables["groups"] or {}
     fleet_group = str(variables["npufleet_group"])
     known_groups = (fleet_group, LOAD_BALANCER_HOSTS, MONITORING_HOSTS)
+    listed = " or ".join(known_groups)
     if LOAD_BALANCER_HOSTS in groups and not groups[LOAD_BALANCER_HOSTS]:
         yield (
             f"the group {LOAD_BALANCER_HOSTS} has no hosts, expected the load balancers of the fleet. Add them, or remove the "
@@ -214,7 +253,7 @@ def _group_errors(variables: Mapping[str, Any]) -> Iterator[str]:
     ungrouped = sorted(set(groups.get("ungrouped", [])) - {"localhost"})
     if ungrouped:
         verb, pronoun = ("is", "it") if len(ungrouped) == 1 else ("are", "them")
-        yield f"{', '.join(ungrouped)} {verb} in no group. Put {pronoun} into {' or '.join(known_groups)}."
+        yield f"{', '.join(ungrouped)} {verb} in no group. Put {pronoun} into {listed}."
     misspelt = {
         name: similar[0]
         for name in sorted(set(groups) - set(known_groups) - {"all", "ungrouped"})
@@ -228,7 +267,6 @@ def _group_errors(variables: Mapping[str, Any]) -> Iterator[str]:
         expected = bounds.HOST_NAME.expected
         yield f"the name of this host is {short(ascii(host), 60)}, expected {expected}. Rename it in the inventory."
     if groups and not misspelt and host not in ungrouped and not any(host in groups.get(name, []) for name in known_groups):
-        listed = " or ".join(known_groups)
         yield f"{host} is in no group {listed}. Set npufleet_group on the command line, where every play sees it."
     hosts = set(groups.get("all", []))
     fleet = set(groups.get(fleet_group, []))

@@ -29,7 +29,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.image impo
 def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> Dict[str, Any]:
     """Return the conditions that a host must meet, from its variables, its release row and the manifests of its models."""
     row, rows = variables["npufleet_release_row"], variables["npufleet_release_rows"]
-    names = {name: f"npufleet_{name}_port" for name in ("http", "grpc", "metrics")}
+    services = [name for name in ("http", "grpc", "metrics") if variables[f"triton_server_allow_{name}"]]
     builds = variables["npufleet_build_host"] == variables["inventory_hostname"]
     # A host that only pulls the image gets no archive of it.
     archive_gib = int(variables["preflight_disk_transfer"]) if builds or not variables["triton_image_delivery_repository"] else 0
@@ -39,7 +39,7 @@ def conditions(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         "systems": row["systems"],
         "untested_systems": row.get("untested_systems") or [],
         "cards": row["cards"],
-        "ports": {str(variables[name]): name for kind, name in names.items() if variables["triton_server_allow_" + kind]},
+        "ports": {str(variables[f"npufleet_{name}_port"]): f"npufleet_{name}_port" for name in services},
         "listen": listen_address(variables),
         "metrics_listen": listen_address(variables, "metrics"),
         "container": variables["triton_server_name"],
@@ -73,9 +73,8 @@ def _downloads(variables: Mapping[str, Any], manifests: Mapping[str, Mapping[str
         for digest, origin in manifest["origins"].items()
         if "file" not in origin
     }
-    bundle = variables["model_repository_bundle"]
-    options = fetch_options(variables, False)[0]
-    return {"files": files, "fetch_options": options, "bundle": bundle, "root": variables["npufleet_root"]}
+    bundle, root = variables["model_repository_bundle"], variables["npufleet_root"]
+    return {"files": files, "fetch_options": fetch_options(variables, False)[0], "bundle": bundle, "root": root}
 
 
 def proxies(variables: Mapping[str, Any]) -> Dict[str, str]:

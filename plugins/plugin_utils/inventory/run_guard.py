@@ -117,7 +117,8 @@ class Steps:
 
     def message(self) -> str:
         """Return a message about all lost steps, or "" if no step was lost."""
-        return ". ".join([*(f"{host}: {why}" for host, why in self.lost()), NEXT_STEP]) if self._lost else ""
+        todo = "See `ulimit -n`, `ulimit -u` and the free memory of the controller, and run again with fewer --forks"
+        return ". ".join([*(f"{host}: {why}" for host, why in self.lost()), todo]) if self._lost else ""
 
 
 class _Run:
@@ -128,8 +129,6 @@ class _Run:
 
 
 STEPS = Steps()
-# The next step after a lost step
-NEXT_STEP = "See `ulimit -n`, `ulimit -u` and the free memory of the controller, and run again with fewer --forks"
 
 
 def record_errors(errors: Sequence[str]) -> None:

@@ -113,8 +113,7 @@ def _convert(location: str, value: Any, spec: Mapping[str, Any], reasons: List[s
     login = _login_reason(location, value, kind, spec)
     if login:
         reasons.append(login)
-        return value
-    if kind == "raw":
+    if login or kind == "raw":
         return value
     # In the spec of a list, `choices` belongs to the elements.
     choices = spec.get("choices") if kind != "list" else None

@@ -25,7 +25,6 @@ CODE_TEXTS = {
     INTERRUPTED: "interrupted",
     PIPE: "the program that reads the output closed it",
 }
-DEFAULTS_NOTE = "The default of an option is in parentheses."
 EXIT_CODE_TABLE = "Exit codes\n" + "\n".join(f"  {code:<4} {text}" for code, text in CODE_TEXTS.items())
 # {scheme of a URL: True if it uses TLS}
 SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
@@ -46,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, command: str, text: Optional[str]) -> None:
         about, _gap, more = (text or "").partition("\n\n")
-        epilog = "\n\n".join(filter(None, [more.strip("\n"), DEFAULTS_NOTE, EXIT_CODE_TABLE]))
+        epilog = "\n\n".join(filter(None, [more.strip("\n"), "The default of an option is in parentheses.", EXIT_CODE_TABLE]))
         # An abbreviation could match another option in a later version.
         super().__init__(command, None, about, epilog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 

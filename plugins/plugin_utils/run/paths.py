@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, Dict
 
 import yaml
@@ -21,9 +22,8 @@ def files_of(directory: str) -> Dict[str, bytes]:
     for parent, names, files in trees.walk(directory, follow=True):
         names[:] = [name for name in names if name != "__pycache__"]
         for name in files:
-            path = os.path.join(parent, name)
-            with open(path, "rb") as source:
-                contents[os.path.relpath(path, directory)] = source.read()
+            path = Path(parent, name)
+            contents[os.path.relpath(path, directory)] = path.read_bytes()
     return contents
 
 

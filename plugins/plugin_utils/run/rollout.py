@@ -140,8 +140,8 @@ def announcement(
     waits = "until an operator confirms" if pause == CONFIRM else f"for {pause} s"
     paused = f", and a pause after the first batch {waits}" if pause and len(remaining) > 1 else ""
     listed = f"; all names: {path}" if path else ""
-    estimate = f"{_estimate(remaining, durations)}{paused}"
-    return f"the rollout {action}: {names} ({changed or 'models'}; {transfer} to copy); {estimate}{listed}"
+    estimate = _estimate(remaining, durations)
+    return f"the rollout {action}: {names} ({changed or 'models'}; {transfer} to copy); {estimate}{paused}{listed}"
 
 
 def _batch(names: Sequence[str], many: bool) -> str:
@@ -172,8 +172,7 @@ def _estimate(remaining: Sequence[Sequence[PlannedHost]], durations: Mapping[str
 
 def listing(remaining: Sequence[Sequence[PlannedHost]]) -> str:
     """Return the names of all hosts, a batch on each line."""
-    lines = (f"batch {number}: {', '.join(host.host for host in batch)}\n" for number, batch in enumerate(remaining, 1))
-    return "".join(lines)
+    return "".join(f"batch {number}: {', '.join(host.host for host in batch)}\n" for number, batch in enumerate(remaining, 1))
 
 
 def read(path: str) -> Dict[str, Duration]:
