@@ -9,7 +9,8 @@ module: balancer_info
 short_description: Read the servers of a load balancer and their traffic
 description:
   - Reads the servers of the HAProxy that the role C(load_balancer) has configured. Run the module on the balancer.
-  - With O(since), the module also counts the requests that finished since that time, by server and protocol.
+  - With O(since), the module also counts the requests that finished since that time, by server and protocol. HAProxy keeps one
+    line for each finished request in its memory.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 extends_documentation_fragment:
@@ -38,7 +39,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 now:
-  description: End of the windows, 50 ms before the call, in seconds since 1970 by the clock of the balancer.
+  description: >-
+    End of the windows in seconds since 1970, by the clock of the balancer. The end is 50 ms before the call, because HAProxy can
+    still be writing lines about the last moments.
   returned: success
   type: float
 running:
@@ -71,10 +74,14 @@ servers:
     - C(state) is V(ready), V(drained) or V(maintenance). A server with a weight of 0 counts as V(drained).
     - C(weight) is the weight. C(health) is V(up) or V(down) by the last health checks, or V(unknown) for a server without checks.
     - C(in_flight) is the number of requests and streams in flight, of both protocols and in all workers of HAProxy.
-    - C(drained) has C(kind), C(by), C(run), C(reason) and C(since) (UTC) of the drain. It is null without a record of a drain.
-    - C(counters) has HAProxy's counters for C(http) and for C(grpc) since the current worker started, such as C(responses_5xx).
+    - C(drained) has C(kind), C(by), C(run), C(reason) and C(since) (UTC) of the drain. It is null for a ready server, and for a
+      server that was drained directly on the runtime socket.
+    - C(counters) has HAProxy's counters for C(http) and for C(grpc) since the current worker started. The counters are
+      C(requests), C(responses_4xx), C(responses_5xx), C(connection_errors), C(response_errors), C(client_aborts) and
+      C(server_aborts).
     - With O(since), C(traffic) has one window for C(http) and one for C(grpc). A window counts finished inference requests.
-    - In a window, C(streams) is the number of streams among the C(requests). C(other) counts calls that are no inference requests.
+    - In a window, C(requests) is the number of requests, and C(streams) is the number of streams among them. C(other) has the
+      C(requests) and C(failed) of all calls that are no inference requests.
     - In a window, C(failed) is the number of failed requests by kind. The kinds are C(4xx), C(5xx), C(connect) (no connection to
       the server), C(aborted) (the server closed the connection or was silent), C(grpc) (a gRPC status other than 0 in the headers),
       C(client) (the client gave up) and C(closed) (a drain closed the request).
@@ -87,7 +94,9 @@ unserved:
   returned: with O(since), if HAProxy runs
   type: dict
 complete:
-  description: False if the current worker started after O(since), or if the memory for finished requests was too small.
+  description: >-
+    Whether the windows have all requests that finished since O(since). False if the current worker started after O(since), or if
+    the memory for finished requests was too small.
   returned: with O(since), if HAProxy runs
   type: bool
 """

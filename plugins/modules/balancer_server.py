@@ -55,11 +55,15 @@ options:
     type: str
     default: ""
   wait:
-    description: Longest time in seconds that O(state=drained) waits until no request or stream is in flight, also in old workers.
+    description:
+      - Longest time in seconds that O(state=drained) waits until no request or stream of the server is in flight. Requests in old
+        workers (see O(master_socket)) also count as in flight.
     type: int
     default: 0
   close:
-    description: Close the requests and streams that are in flight after O(wait) seconds. Otherwise a client can keep them open.
+    description:
+      - Close the requests and streams that are in flight after O(wait) seconds. Otherwise, a bidirectional stream stays in flight
+        as long as its client keeps it open.
     type: bool
     default: false
   allow_outage:
@@ -107,7 +111,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 server:
-  description: The server as in RV(npufleet.triton.balancer_info#module:servers), after the call, without counters and traffic.
+  description: >-
+    The server after the call, in the form of RV(npufleet.triton.balancer_info#module:servers) without counters and traffic. In
+    check mode, the server as the call would leave it.
   returned: success
   type: dict
 kept:

@@ -43,7 +43,9 @@ step:
   returned: success
   type: int
 series:
-  description: The series of each chart, with C(labels) and C(values) (a number or null for each point). Empty if RV(flaw) is set.
+  description: >-
+    For each chart, a list of series. Each series has C(labels), and C(values) with one number or null for each point. Empty if
+    RV(flaw) is not null.
   returned: success
   type: dict
 flaw:

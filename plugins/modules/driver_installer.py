@@ -10,6 +10,7 @@ short_description: Run the vendor's installer of the driver
 description:
   - Runs C(rebellions-x86_64-<version>.run) with a time limit and without standard input, because nobody can answer its questions.
   - The installer runs in its own session, so that it continues if the connection is lost.
+  - If the installer fails, the error message has the last lines of its output.
   - The module does not verify that the driver is installed. Use M(npufleet.triton.host_state) for that.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)

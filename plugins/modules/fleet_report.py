@@ -19,7 +19,8 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(reset) removes the result files of the hosts of the play from O(results_dir) and renders nothing. Use it before a check.
+      - V(reset) removes the result files of the hosts of the play from O(results_dir) and renders nothing. Use it before a check,
+        so that the page does not show old results for hosts that are unreachable or in maintenance.
       - V(read) writes the states of the hosts of the play to O(status_file), and renders the page. An earlier task must have read
         the states with O(npufleet.triton.host_state#module:details=report). For a host that could not be read, the variable
         C(npufleet_state) has the failed result. Hosts outside of the play keep their entry in the file.
@@ -62,7 +63,9 @@ hosts_not_in_sync:
   type: list
   elements: str
 metrics:
-  description: Metrics for the textfile collector of node exporter. C(npufleet_drift_items) counts the differences of each host.
+  description:
+    - Metrics for the textfile collector of node exporter. C(npufleet_drift_items) counts the differences of each host in
+      O(status_file) by concern. C(npufleet_status_timestamp_seconds) is the time of this run.
   returned: with O(state=read)
   type: str
 path:

@@ -35,7 +35,8 @@ options:
     type: bool
     default: false
   wait:
-    description: Seconds to wait until another run releases the lease. Without this option, C(npufleet_lease_wait) applies.
+    description: >-
+      Longest time in seconds to wait until another run releases the lease. Without this option, C(npufleet_lease_wait) applies.
     type: int
     default: 0
   seen:
@@ -63,6 +64,11 @@ EXAMPLES = r"""
 - name: Take the lease of the host
   npufleet.triton.host_lease:
   register: lease
+
+- name: Release the lease of the host
+  npufleet.triton.host_lease:
+    state: released
+  when: lease.taken
 """
 
 RETURN = r"""

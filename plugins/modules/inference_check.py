@@ -9,15 +9,19 @@ module: inference_check
 short_description: Prove with inference requests that a Triton server works
 description:
   - Sends the requests of check files to a Triton server over HTTP and gRPC, and compares the answers with the check files.
-  - The requests are sent on the host, from a short-lived container of the release image, which has numpy and tritonclient.
-  - The probe is a timer on the host that sends the checks regularly. If all checks pass, a probe that has failed runs again.
+  - The requests are sent on the host, from a short-lived container of the release image, which has numpy and tritonclient. Nothing
+    is left on the host.
+  - The probe is a timer on the host that sends the checks regularly. If all checks pass, but the last run of the probe failed, the
+    probe runs again, so that its result is up to date.
   - Default values come from the variables of the role C(inference_check) and from the ports of the server.
-  - The controller reads check files and their data. If a check file is invalid, the task fails and no request is sent.
+  - The controller reads check files and their data. If a check file is invalid, no request is sent, and the task fails with all
+    findings, each with its file and field.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   image:
-    description: Image on the host with python3, numpy and tritonclient. Default is the variable C(inference_check_image).
+    description: >-
+      ID or name of an image on the host with python3, numpy and tritonclient. Default is the variable C(inference_check_image).
     type: str
   models:
     description: Models to check. Default is every model of the variable C(triton_models) that is placed on the host.
@@ -112,12 +116,16 @@ options:
     type: int
     default: 0
   checks_dir:
-    description: Directories on the controller with check files C(<model>.yml). C(files/checks) of the collection comes last.
+    description:
+      - Directories on the controller with one check file C(<model>.yml) for each model. The first directory that has the file is
+        used, and C(files/checks) of the collection comes last.
     type: list
     elements: path
     default: []
   golden_dir:
-    description: Directories on the controller with the data of check files. C(files/golden) of the collection comes last.
+    description:
+      - Directories on the controller with the data that check files name. The first directory that has a file is used, and
+        C(files/golden) of the collection comes last.
     type: list
     elements: path
     default: []
@@ -221,7 +229,8 @@ checks:
     - C(expected) and C(got) are the expected and the actual label, a list of labels for a batch, or the texts in one line.
     - C(label) is the actual label of a single row. The file in O(results_dir) has the row itself as C(image).
     - C(instances) is the number of instances of the model, if the check has C(instances).
-    - C(latency) has the measurements of a load test, such as C(p99_ms), and C(client_cores), the CPU cores that the client used.
+    - C(latency) has the measurements of a load test, C(clients), C(requests), C(seconds), C(p50_ms), C(p95_ms), C(p99_ms),
+      C(max_ms), C(infer_per_s), and C(client_cores), the CPU cores that the client used.
   returned: when the checks could be read
   type: list
   elements: dict

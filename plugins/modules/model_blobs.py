@@ -8,7 +8,8 @@ DOCUMENTATION = r"""
 module: model_blobs
 short_description: Transfer large files of models to a host, and store them by their SHA-256
 description:
-  - If the controller has or can fetch a file, rsync sends it. The host downloads the other files. Transfers can be resumed.
+  - If the controller has a file or can fetch it, the controller sends the file with rsync. The host downloads the other files.
+    Interrupted transfers are resumed.
   - Every file is verified before it is stored. M(npufleet.triton.server_change) later creates releases with these files.
   - Only one transfer to a host runs at a time. Other transfers wait until it has ended.
 version_added: 0.1.0

@@ -8,7 +8,8 @@ DOCUMENTATION = r"""
 module: model_store
 short_description: End the holds of models, or remove the model store of a host
 description:
-  - A manual rollback holds a model at an older release, until the files of the model change or this module ends the hold.
+  - A manual rollback holds a model at an older release. The hold lasts until the files of the model on the controller or its
+    compiled files in the inventory change, or until this module ends the hold.
   - To end holds, the run must have the lease of the host (M(npufleet.triton.host_lease)).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -32,6 +33,10 @@ options:
 """
 
 EXAMPLES = r"""
+- name: End every hold
+  npufleet.triton.model_store:
+    state: forgotten
+
 - name: Remove the store
   npufleet.triton.model_store:
     state: absent

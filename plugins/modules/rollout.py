@@ -9,15 +9,16 @@ module: rollout
 short_description: Announce a rollout, and end the change of a host
 description:
   - Announces the hosts of each batch, their changes, the size of the model files that they lack, and the duration of the last
-    rollout. The plans come from the results of M(npufleet.triton.host_state) in the variable C(npufleet_state).
+    rollout. The plans and sizes come from the results of M(npufleet.triton.host_state) in the variable C(npufleet_state).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   state:
     description:
       - V(begun) announces this batch and all later batches. Run it once for each batch.
-      - For the second batch, V(begun) also returns the longest C(npufleet_rollout_pause) of the hosts. With V(confirm), an operator
-        has to confirm the second batch in a terminal. Without a terminal, such a rollout fails at its first batch.
+      - For the second batch, V(begun) also returns the pause of the rollout, which is the longest C(npufleet_rollout_pause) of the
+        hosts. If this variable is V(confirm), an operator has to confirm the second batch in a terminal. Without a terminal, such
+        a rollout fails at its first batch.
       - V(ended) ends the change of a host, which began at the time in the variable C(npufleet_began). Run it for each host of the
         batch. It records the duration and the batch. At most 100 records are kept.
       - V(listed) returns the last five rollouts.
@@ -42,11 +43,15 @@ options:
     type: bool
     default: false
   failed:
-    description: With O(state=ended), the reason why the host is not in sync. The task then fails, and no further batch starts.
+    description:
+      - With O(state=ended), the reason why the host is not in sync. With a reason, the task fails after it has released the lease,
+        so that no further batch starts.
     type: str
     default: ""
   lost:
-    description: With O(state=ended), hosts of the batch that became unreachable. The task then fails on the other hosts.
+    description:
+      - With O(state=ended), hosts of the batch that became unreachable. If the list is not empty, the task fails on the other
+        hosts, so that no further batch starts.
     type: list
     elements: str
     default: []

@@ -9,12 +9,15 @@ module: server_change
 short_description: Change the server and its models, prove the change, and keep or roll it back
 description:
   - Performs the whole change of a host in one task.
-  - The host creates the releases of the models and switches to them. A release is a directory with the files of one model.
-    Depending on the plan, the host replaces, starts or restarts the container, or loads and unloads models.
+  - The host creates the releases of the models and switches to them. A release is a directory with the files of one model, which
+    never change. Depending on the differences from the inventory, the host replaces, starts or restarts the container, or loads
+    and unloads models.
   - Then the host verifies the served models and runs the checks. If the server is in sync and the checks pass, releases and
     container are kept. Otherwise the previous state is restored and verified, too.
-  - With O(accept_within), a proven change waits for a second call, which accepts the change or restores the previous state.
-  - The change runs in its own process. If the connection is lost, the host finishes the change or restores the previous state.
+  - With O(accept_within), a proven change waits for a second call, which accepts the change or restores the previous state. Until
+    then, the run keeps the lease of the host.
+  - The change runs in its own process. If the connection to the controller is lost, the host finishes the change, or restores the
+    previous state, within the time limits of the inventory.
   - Before the call, the host must have the large files of the models (M(npufleet.triton.model_blobs)). If the container has to be
     replaced, the new container must exist with the name C(<name>-next) (M(community.docker.docker_container)).
   - The run must have the lease of the host (M(npufleet.triton.host_lease)).
@@ -59,8 +62,8 @@ options:
         default: []
       to:
         description: >-
-          V(previous) (the last proven release), a label such as V(0003-0123456789ab), or the first four or more digits of its
-          digest.
+          The release to return to. V(previous) is the last proven release before the served release. Other values are a label such
+          as V(0003-0123456789ab), or the first four or more digits of the digest in a label.
         type: str
         default: previous
       why:

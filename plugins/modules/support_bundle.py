@@ -8,11 +8,13 @@ DOCUMENTATION = r"""
 module: support_bundle
 short_description: Collect data for a support ticket from a host, without its secrets
 description:
-  - Writes an archive with mode 0600 on the controller. The archive has the output of the vendor tool, logs, the state of engine,
-    container and server, a listing of the model store, and the differences from the desired state.
+  - Writes an archive with mode 0600 on the controller. The archive has the output of the vendor tool, the kernel log, journals, the
+    state of engine and container, the server's model index, configs, statistics and metrics, a listing of the model store, and the
+    differences from the desired state.
   - The module changes nothing on the host. A short-lived container of the server's image, without network and cards, lists the
     functions of the SDK and inspects one compiled file.
-  - An item that cannot be collected becomes a line in C(errors.txt). So the module also works on a host without a driver.
+  - An item that cannot be collected becomes a line in C(errors.txt) of the archive. So the module also works on a host without
+    driver, engine or server.
   - Secrets are removed on the host before anything is written. C(redaction.txt) lists the kinds of removed texts.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -20,7 +22,9 @@ extends_documentation_fragment:
   - npufleet.triton.project
 options:
   concerns:
-    description: Concerns to collect, as in O(npufleet.triton.host_state#module:concerns). Default is every concern of the host.
+    description: >-
+      Concerns to collect, from C(driver), C(engine), C(image), C(models), C(server) and C(monitoring). Default is every concern of
+      the host.
     type: list
     elements: str
   dest:

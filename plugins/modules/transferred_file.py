@@ -8,7 +8,8 @@ DOCUMENTATION = r"""
 module: transferred_file
 short_description: Take over a transferred file as root, or give a file to the connecting user
 description:
-  - Transfers run as the connecting user, in a directory of that user. Someone who has stolen the user's login controls it.
+  - Transfers run as the connecting user, in a directory of that user. Someone who has stolen the user's login controls this
+    directory, just as a container controls each directory that it can write to.
   - A file is used only when nobody but root can change it. The module refuses symbolic links, files with more than one hard link,
     paths that are not regular files, and files that another process has open for writing.
 version_added: 0.1.0
@@ -25,7 +26,9 @@ options:
     choices: [imported, exported, secured]
     required: true
   incoming:
-    description: Directory of the connecting user or a container, on the file system of O(path). Required unless O(state=secured).
+    description: >-
+      Directory that the connecting user or a container can write to, on the file system of O(path). Required unless
+      O(state=secured).
     type: path
   name:
     description: Name of the file in O(incoming). Required unless O(state=secured).

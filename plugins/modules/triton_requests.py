@@ -35,7 +35,9 @@ now:
   returned: success
   type: float
 models:
-  description: The numbers of requests of each model (C(success), C(pending), and C(failed) by the reason that Triton gives).
+  description: >-
+    For each model the number of successful requests (C(success)), of failed requests by the reason that Triton gives (C(failed)),
+    and of waiting requests (C(pending)).
   returned: success
   type: dict
 """

@@ -9,7 +9,7 @@ module: wait_for_npus
 short_description: Wait until no process has the NPUs of a host open
 description:
   - Queries the vendor tool for the processes that have cards open. Processes of the running Triton container are ignored.
-  - If the container does not run, the task waits for the processes to end, and fails with the names of the remaining processes.
+  - If the container does not run, the task waits for the processes to end, and fails with the names of the processes that are left.
     If the container runs and another process has a card open, the task fails at once.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
@@ -23,7 +23,9 @@ options:
     description: Seconds to wait. Default is the variable C(npufleet_free_timeout).
     type: int
   ignore_gone:
-    description: After O(timeout), ignore ended processes that the driver still lists. A reload of the driver removes these entries.
+    description: >-
+      After O(timeout), ignore processes that have ended, but that the driver still lists as users of a card. A reload of the
+      driver's kernel module removes these entries.
     type: bool
     default: false
 """
