@@ -62,7 +62,7 @@ class ActionModule(FleetAction):
         check_names(facts)
         name = facts["inspect"]["Name"].lstrip("/")
         self.arguments["name"] = name
-        process = facts["process"]
+        process, models = facts["process"], facts["models"]
         translated = translation.translate(facts, host, fleet["npufleet_root"])
         translated.left_out[:0] = facts["left_out"]
         secrets = translation.secrets(facts, translated.vault)
@@ -78,9 +78,7 @@ class ActionModule(FleetAction):
                 "pid": process["pid"],
                 "started_manually": not process["main"],
             },
-            "models": {
-                model: {"versions": entry["versions"], "files": sorted(entry["files"])} for model, entry in facts["models"].items()
-            },
+            "models": {key: {"versions": model["versions"], "files": sorted(model["files"])} for key, model in models.items()},
         }
         if facts["managed"]:
             return {**result, "plan": [], "report": [], "left_out": [], "vault": [], "obstacles": []}
@@ -104,7 +102,7 @@ class ActionModule(FleetAction):
             concerns = [concern for concern in self.concerns(variables, task_vars) if concern in ADOPTED_CONCERNS]
             desired_state, _manifests = desired(variables, concerns)
         if not dest:
-            missing_models = ", ".join(sorted(set(facts["models"]) - set(desired_state["server"]["models"])))
+            missing_models = ", ".join(sorted(set(models) - set(desired_state["server"]["models"])))
             if missing_models:
                 result["obstacles"].append(
                     f"{host} would no longer serve {missing_models}: triton_models lacks them; "
@@ -186,18 +184,16 @@ class ActionModule(FleetAction):
                 piece = {"path": file["at"], "offset": out.tell(), "size": MAX_PIECE_BYTES}
                 answer = self.call_module("adoption", self.arguments, task_vars, {**self.request, "piece": piece})
                 if answer.get("failed") or not answer["data"]:
-                    raise AnsibleActionFail(
-                        f"{file['at']}: copied {out.tell()} of {file['size']} bytes: {answer.get('msg')}; try again"
-                    )
+                    progress = f"copied {out.tell()} of {file['size']} bytes"
+                    raise AnsibleActionFail(f"{file['at']}: {progress}: {answer.get('msg')}; try again")
                 raw = base64.b64decode(answer["data"])
                 if len(raw) > min(MAX_PIECE_BYTES, file["size"] - out.tell()):
                     raise host_text.InvalidText(f"{file['at']} has {len(raw)} more bytes, expected {file['size']} in total")
                 out.write(raw)
         digest = blobs.file_digest(target + ".part")
         if digest != file["sha256"]:
-            raise AnsibleActionFail(
-                f"{file['at']} changed while it was read: its SHA-256 is {digest}, expected {file['sha256']}. Try again"
-            )
+            reason = f"its SHA-256 is {digest}, expected {file['sha256']}"
+            raise AnsibleActionFail(f"{file['at']} changed while it was read: {reason}. Try again")
         os.replace(target + ".part", target)
 
     def record_checks(

@@ -62,9 +62,8 @@ class ActionModule(ActionBase):
                 statuses = {entry["host"]: entry for entry in document["hosts"]}
                 result["metrics"] = drift.metrics(now, document["hosts"])
                 result["differs"] = {entry["host"]: entry["report"] for entry in entries if entry["state"] != "in sync"}
-                result["hosts_not_in_sync"] = [
-                    entry["host"] for entry in entries if entry["state"] not in ("in sync", "maintenance")
-                ]
+                good = ("in sync", "maintenance")
+                result["hosts_not_in_sync"] = [entry["host"] for entry in entries if entry["state"] not in good]
             # The records of rollouts are next to the status file.
             rollouts = record.latest(os.path.join(os.path.dirname(paths["status_file"]), record.DIRECTORY))
             # This run has read the series of the charts from the monitoring hosts.

@@ -29,12 +29,10 @@ class ActionModule(FleetAction):
             if "" not in contents:
                 subdirectories = sorted({os.path.dirname(name) for name in contents} | {""})
                 directories += [self._directory(os.path.join(entry["path"], name).rstrip("/"), "0755") for name in subdirectories]
+            common = {"mode": mode, "validate": entry["validate"], "group": entry["group"]}
             for name, content in contents.items():
                 path = os.path.join(entry["path"], name) if name else entry["path"]
-                encoded = base64.b64encode(content).decode()
-                files.append(
-                    {"path": path, "content": encoded, "mode": mode, "validate": entry["validate"], "group": entry["group"]}
-                )
+                files.append({"path": path, "content": base64.b64encode(content).decode(), **common})
         if self.flaws:
             raise Refusal(self.flaws)
         request = {"directories": directories, "files": files, "absent": options["absent"], "restart": options["restart"]}

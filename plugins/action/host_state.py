@@ -28,9 +28,7 @@ from ansible_collections.npufleet.triton.plugins.plugin_utils.rollout import tra
 from ansible_collections.npufleet.triton.plugins.plugin_utils.run import host_text, rollout, runs
 
 # Messages about a missing or wrong sudo password
-NO_PASSWORD = re.compile(
-    r"(missing|incorrect) \S+ password|a password is required|sorry, try again|not in the sudoers", re.IGNORECASE
-)
+NO_PASSWORD = re.compile(r"(?i)(missing|incorrect) \S+ password|a password is required|sorry, try again|not in the sudoers")
 # Ansible caches the interpreter path of a host. The path is wrong after the host is reinstalled with another system.
 NO_INTERPRETER = re.compile(r"module interpreter '([^']+)' was not found")
 DETAILS = host_state.OPTIONS["details"]["choices"]
@@ -66,10 +64,9 @@ for _concern in CONCERNS:
 
 def beyond_models(plan: List[Item]) -> List[str]:
     """Return a reason for each difference that a change of models alone cannot correct."""
+    todo = "Run playbooks/site.yml; this playbook only changes models"
     return [
-        "{} is {}, expected {}. Run playbooks/site.yml; this playbook only changes models".format(
-            item["name"], short(item["current"] or "missing"), short(item["desired"])
-        )
+        f"{item['name']} is {short(item['current'] or 'missing')}, expected {short(item['desired'])}. {todo}"
         for item in plan
         if needs_site(item)
     ]
@@ -82,9 +79,8 @@ class ActionModule(FleetAction):
             # The option names a variable, because templating the whole result would take long.
             state = task_vars.get(str(variable_name))
             if not isinstance(state, Mapping):
-                raise AnsibleActionFail(
-                    f"known is {short(variable_name)}, expected the name of a variable with a result of host_state"
-                )
+                expected = "the name of a variable with a result of host_state"
+                raise AnsibleActionFail(f"known is {short(variable_name)}, expected {expected}")
             return {**state, "changed": False, "known": True}
         details = self._task.args.get("details", "always")
         if details not in DETAILS:
@@ -126,9 +122,8 @@ class ActionModule(FleetAction):
         concerns = self.concerns(variables, task_vars) if requested is None else requested
         if boolean(self._task.args.get("unsealed", False)):
             return {"changed": False, "desired": desired(variables, concerns, seal=False)[0]}
-        arguments = {
-            key: self._task.args[key] for key in ("prove", "current_releases", "timeout", "store") if key in self._task.args
-        }
+        options = ("prove", "current_releases", "timeout", "store")
+        arguments = {key: self._task.args[key] for key in options if key in self._task.args}
         # Without concerns, the module reads only the maintenance mark. This needs no desired state.
         proof = boolean(arguments.get("prove", False))
         desired_state, manifests = desired(variables, concerns, proof=proof) if concerns else ({}, {})

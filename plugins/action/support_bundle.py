@@ -153,9 +153,8 @@ class ActionModule(FleetAction):
             raw = Path(draft).read_bytes()
             digest = hashlib.sha256(raw).hexdigest()
             if digest != result["sha256"]:
-                raise AnsibleActionFail(
-                    f"{host}: the bundle arrived with digest {digest}, expected {result['sha256']}: run it again"
-                )
+                expected = result["sha256"]
+                raise AnsibleActionFail(f"{host}: the bundle arrived with digest {digest}, expected {expected}: run it again")
             root = os.path.basename(path)[: -len(".tar.gz")]
             members = archives.files(raw, root, bounds)
             leaks = leaking(members, secrets)

@@ -165,9 +165,8 @@ def others_of(engine: Engine, inspect: Mapping[str, Any], server: int) -> List[D
     processes = []
     for pid in process_ids(engine, inspect["Id"]):
         argv = texts(pid, "cmdline")
-        keeps_running = starts_no_server(inspect["Config"]) and (
-            pid == init or (is_descendant(pid, init) and starts_no_server({"Cmd": argv}))
-        )
+        idle = pid == init or (is_descendant(pid, init) and starts_no_server({"Cmd": argv}))
+        keeps_running = idle and starts_no_server(inspect["Config"])
         # A process without a command line has ended.
         if argv and not keeps_running and not is_descendant(pid, server) and not is_descendant(server, pid):
             processes.append({"pid": pid, "program": program_of(argv)})
@@ -226,13 +225,11 @@ def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str,
         if process:
             servers[entry["Names"][0].lstrip("/")] = (entry["Id"], process)
     if not servers:
-        raise Failure(
-            f"no running container has a {SERVER}, expected one to adopt. Start it, or run playbooks/site.yml for a new container"
-        )
+        todo = "Start it, or run playbooks/site.yml for a new container"
+        raise Failure(f"no running container has a {SERVER}, expected one to adopt. {todo}")
     if len(servers) > 1:
-        raise Failure(
-            f"{SERVER} runs in more than one container: {', '.join(sorted(servers))}; name the one to adopt (adopt_container)"
-        )
+        names = ", ".join(sorted(servers))
+        raise Failure(f"{SERVER} runs in more than one container: {names}; name the one to adopt (adopt_container)")
     container, process = next(iter(servers.values()))
     return engine.get(f"/containers/{container}/json") or {}, process
 
@@ -328,16 +325,14 @@ def container_facts(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, A
     for entry in index:
         name, version = entry["name"], entry.get("version")
         if entry.get("state") != "READY":
-            left_out.append(
-                "model {} {}: {} ({})".format(name, version or "", entry.get("state", "not loaded"), entry.get("reason", ""))
-            )
+            state, reason = entry.get("state", "not loaded"), entry.get("reason", "")
+            left_out.append(f"model {name} {version or ''}: {state} ({reason})")
             continue
         if name in models:
             models[name]["versions"].append(version)
             continue
-        model_directory = next(
-            (path for path in (os.path.join(base, name) for base in directories) if os.path.isdir(resolve(root, path))), None
-        )
+        candidates = [os.path.join(directory, name) for directory in directories]
+        model_directory = next((path for path in candidates if os.path.isdir(resolve(root, path))), None)
         if model_directory is None:
             raise Failure(f"model {name} is served, but is in none of {', '.join(directories)}: load it from one of them first")
         files, contents = model(root, model_directory, characters_left)
@@ -368,10 +363,9 @@ def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     """Send the given request to each model, and return {model: [status, answer]}."""
     inspect, process = find(engine, arguments["name"])
     address, port = endpoint(inspect, process["argv"])
+    key = key_headers(process["argv"])
     return {
-        name: http_json(
-            address, port, "POST", f"/v2/models/{name}/infer", ANSWER_TIMEOUT, body, key_headers(process["argv"]), size=MAX_ANSWER
-        )
+        name: http_json(address, port, "POST", f"/v2/models/{name}/infer", ANSWER_TIMEOUT, body, key, size=MAX_ANSWER)
         for name, body in arguments["requests"].items()
     }
 

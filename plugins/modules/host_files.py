@@ -165,25 +165,20 @@ def _group(module: request.Module, entry: Mapping[str, Any]) -> Optional[int]:
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
-        module.fail_json(
-            msg=f"the group of {entry['path']} is {name}, which does not exist on this host, expected an existing group."
-        )
+        actual = f"{name}, which does not exist on this host"
+        module.fail_json(msg=f"the group of {entry['path']} is {actual}, expected an existing group.")
 
 
 def run(module: request.Module) -> None:
     if not module.params["_request"]:
         module.fail_json(msg="host_files starts on the controller. Call it as npufleet.triton.host_files.")
     params = request.merge_request(module, REQUEST)
-    desired = host_files.Desired(
-        [host_files.Directory(entry["path"], entry["mode"], entry["empty"]) for entry in params["directories"]],
-        [
-            host_files.File(
-                entry["path"], base64.b64decode(entry["content"]), entry["mode"], entry["validate"], _group(module, entry)
-            )
-            for entry in params["files"]
-        ],
-        params["absent"],
-    )
+    directories = [host_files.Directory(entry["path"], entry["mode"], entry["empty"]) for entry in params["directories"]]
+    files = []
+    for entry in params["files"]:
+        content, group = base64.b64decode(entry["content"]), _group(module, entry)
+        files.append(host_files.File(entry["path"], content, entry["mode"], entry["validate"], group))
+    desired = host_files.Desired(directories, files, params["absent"])
     units: List[str] = []
     try:
         differences = host_files.differences(desired)

@@ -155,9 +155,8 @@ class LocalServer:
                 did.append(f"a replacement of the server was interrupted: {report or 'there was no server before'}")
             observation = self.change().observe()
             missing = (observation.actual.get("models") or {}).get("missing", [])
-            self.order["store_change"] = release_change(
-                observation.plan, self.order, copy_blobs(self.root, missing, self.order["blobs"])
-            )
+            incoming = copy_blobs(self.root, missing, self.order["blobs"])
+            self.order["store_change"] = release_change(observation.plan, self.order, incoming)
             outcome = self.change().run()
             return outcome._replace(did=[*did, *outcome.did])
 

@@ -63,10 +63,8 @@ def run(module: request.Module) -> None:
     start = time.monotonic()
     reasons = contexts.wait_until_free(params["container"], params["timeout"], params["ignore_gone"])
     if reasons:
-        lines = "".join("\n  - " + reason for reason in reasons)
-        module.fail_json(
-            msg="{}: the cards are not free. Stop the processes that use them, and run again:{}".format(params["host"], lines)
-        )
+        lines = ["the cards are not free. Stop the processes that use them, and run again:", *reasons]
+        module.fail_json(msg="{}: {}".format(params["host"], "\n  - ".join(lines)))
     module.exit_json(changed=False, seconds=round(time.monotonic() - start, 1))
 
 

@@ -64,15 +64,15 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         raise Refusal(reasons)
     settings, other_files = _settings(variables, context, hosts), _certificates(certificate, key, authority)
     config = render(settings, other_files)
+    mode = f"{PRIVATE_MODE:04o}"
+    certificates = [{"path": path, "content": content, "mode": mode} for path, content in sorted(other_files.items())]
     ports = ((settings.http_port, "load_balancer_http_port"), (settings.grpc_port, "load_balancer_grpc_port"))
     listeners = [[address, str(port), name] for address in settings.bind for port, name in ports]
     metrics_address, _colon, metrics_port = settings.metrics_address.rpartition(":")
     return {
         "packages": sorted(variables["load_balancer_packages"]),
         "config": config,
-        "certificates": [
-            {"path": path, "content": other_files[path], "mode": f"{PRIVATE_MODE:04o}"} for path in sorted(other_files)
-        ],
+        "certificates": certificates,
         "absent": sorted({files.CERTIFICATE, files.CLIENT_CA} - set(other_files)),
         "drop_in": DROP_IN.format(library=library.path()),
         "digest": files.digest_in(config),

@@ -68,18 +68,16 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
     apis = variables["triton_server_restricted_apis"]
     name, key = str(variables["triton_server_api_key_name"]), str(variables["triton_server_api_key"])
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
-        messages.append(
-            f"triton_server_api_key_name is {name}, expected the name of a header, of lower case letters, digits and hyphens"
-        )
+        expected = "the name of a header, of lower case letters, digits and hyphens"
+        messages.append(f"triton_server_api_key_name is {name}, expected {expected}")
     if key and not re.fullmatch(f"[!-~]{{{MIN_KEY_LENGTH},}}", key):
         messages.append(
             f"triton_server_api_key is shorter than {MIN_KEY_LENGTH} characters, or has blanks or letters beyond ASCII. Choose a "
             "random key, or leave it out and each host makes its own"
         )
     key_options = tuple(f"--{option}" for option in RESTRICT_OPTIONS)
-    options = ", ".join(
-        str(entry).partition("=")[0] for entry in variables["triton_server_extra_args"] if str(entry).startswith(key_options)
-    )
+    arguments = map(str, variables["triton_server_extra_args"])
+    options = ", ".join(argument.partition("=")[0] for argument in arguments if argument.startswith(key_options))
     if options:
         messages.append(
             f"triton_server_extra_args has {options}, whose key would be in the plan and the container. Use "

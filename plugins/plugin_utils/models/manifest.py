@@ -269,9 +269,8 @@ def _place(
     if absent:
         return [], [f"npus contains {', '.join(map(str, absent))}, expected numbers from 0 to {total - 1} of this host. Correct it"]
     if npus_per_instance > len(npus):
-        return [], [
-            f"one instance spans {npus_per_instance} NPUs, expected at most {len(npus)}. Compile it for fewer, or set more in npus"
-        ]
+        expected = f"at most {len(npus)}. Compile it for fewer, or set more in npus"
+        return [], [f"one instance spans {npus_per_instance} NPUs, expected {expected}"]
     instances = _profile(config, entry, variables)
     if config.backend == "rbln" and not config.instance_group:
         config.instance_group.add().kind = KIND_MODEL

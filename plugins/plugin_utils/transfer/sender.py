@@ -175,9 +175,8 @@ class Sender:
             if pulls:
                 sizes = [pull.get("size") for pull in pulls.values()]
                 total = sum(filter(None, sizes)) if all(sizes) else None
-                answer = self._watch(
-                    lambda: self._step("take", routes, True), self._progress_of(pulls), total, self._arrived(pulls)
-                )
+                read, arrived = self._progress_of(pulls), self._arrived(pulls)
+                answer = self._watch(lambda: self._step("take", routes, True), read, total, arrived)
             else:
                 answer = self._step("take", routes)
         except StoreError:

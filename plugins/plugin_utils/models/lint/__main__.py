@@ -26,9 +26,8 @@ def parser(formats: List[str]) -> command_line.Parser:
     command.add_argument("repository", nargs="+", metavar="REPOSITORY", help="directory of models")
     command.add_argument("--release", metavar="ROW", help="release row of files/releases.yml; its Triton must know all fields")
     command.add_argument("--model", action="append", default=[], metavar="NAME", help="check only this model (may be repeated)")
-    command.add_argument(
-        "--format", choices=formats, default="text", help="github prints annotations, sarif prints SARIF 2.1.0 (text)"
-    )
+    help_text = "github prints annotations, sarif prints SARIF 2.1.0 (text)"
+    command.add_argument("--format", choices=formats, default="text", help=help_text)
     command.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
     return command
 

@@ -8,7 +8,7 @@ Sources: constants.h and AutoCompleteBackendFields (model_config_utils.cc) of tr
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Dict, NamedTuple, Tuple
+from typing import Any, Collection, Dict, NamedTuple, Tuple
 
 ENSEMBLE = "ensemble"
 MODEL_PY = "model.py"
@@ -87,20 +87,20 @@ def platforms(triton: str) -> Dict[str, str]:
     return by_platform
 
 
-def identify(config: Any, name: str, names: Collection[str], is_directory: Callable[[str], bool], triton: str) -> Identity:
+def identify(config: Any, name: str, names: Collection[str], subdirectories: Collection[str], triton: str) -> Identity:
     """Return backend, platform and name of the model file. Triton derives those that the config leaves out.
 
     `name` is the name of the model. `names` are the entries of its first subdirectory by name, which can also be no version.
+    `subdirectories` are the directories among these entries.
     """
     backend, platform, file = config.backend, config.platform, config.default_model_filename
     blank = not (backend or platform or file)
-    is_directories = {entry: is_directory(entry) for entry in names}
     if not platform and backend in ("", "tensorflow"):
         if file in ("model.savedmodel", "model.graphdef"):
             platform = "tensorflow_" + file.partition(".")[2]
         elif not file:
-            platform = "tensorflow_savedmodel" if is_directories.get("model.savedmodel") else platform
-            platform = "tensorflow_graphdef" if is_directories.get("model.graphdef") is False else platform
+            platform = "tensorflow_savedmodel" if "model.savedmodel" in subdirectories else platform
+            platform = "tensorflow_graphdef" if "model.graphdef" in set(names) - set(subdirectories) else platform
     if platform in ("tensorflow_savedmodel", "tensorflow_graphdef"):
         return Identity(backend or "tensorflow", platform, file or "model." + platform.partition("_")[2])
     aoti = triton_version(triton) >= TORCH_AOTI
@@ -110,7 +110,7 @@ def identify(config: Any, name: str, names: Collection[str], is_directory: Calla
     if not backend:
         backend = platforms(triton).get(platform, "")
         for entry, owner, any_kind in candidates:
-            exists = entry in is_directories and (any_kind or not is_directories[entry])
+            exists = entry in names and (any_kind or entry not in subdirectories)
             if not backend and (file == entry or (blank and exists)):
                 backend = owner
                 platform = "torch_aoti" if entry == "model.pt2" and blank else platform

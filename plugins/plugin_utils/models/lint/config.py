@@ -257,9 +257,8 @@ def _control(model: Model, field: str, kind: str, control: Any) -> Iterator[Find
     if control.kind != CONTROL_SEQUENCE_CORRID:
         if list(present.values()) != [2]:
             actual = ", ".join(f"{name} of {count}" for name, count in present.items()) or "without values"
-            yield model.error(
-                "sequence", field, actual, f"one list of two values for {kind}", "Write the values for false and true"
-            )
+            expected = f"one list of two values for {kind}"
+            yield model.error("sequence", field, actual, expected, "Write the values for false and true")
         return
     dtype = schema.enum_name(control, "data_type")
     if present:

@@ -29,9 +29,8 @@ class TensorPort(NamedTuple):
     def fits(self, other: TensorPort) -> bool:
         """Return True if Triton lets a tensor connect the two ports: their dims agree, with or without the batch dimension."""
         pairs = ((self.dims, other.dims), (self.shape_with_batch(), other.shape_with_batch()))
-        return self.dtype == other.dtype and any(
-            len(one) == len(two) and all(a == b or -1 in (a, b) for a, b in zip(one, two)) for one, two in pairs
-        )
+        same = (len(one) == len(two) and all(a == b or -1 in (a, b) for a, b in zip(one, two)) for one, two in pairs)
+        return self.dtype == other.dtype and any(same)
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape_with_batch()} of {self.owner}"
@@ -43,9 +42,8 @@ def check(models: Mapping[str, Model], unread: Collection[str], refused: Abstrac
     `unread` are existing models that could not be read. `refused` are models that Triton refuses for other reasons.
     """
     findings_of = {name: list(_ensemble_findings(model, models, unread)) for name, model in models.items()}
-    with_errors = refused | {
-        finding.model for findings in findings_of.values() for finding in findings if finding.severity == ERROR
-    }
+    errors = (entry.model for findings in findings_of.values() for entry in findings if entry.severity == ERROR)
+    with_errors = {*refused, *errors}
     refused_models, further = set(with_errors), set(with_errors)
     while further:
         # Triton refuses an ensemble if it refuses the model of a step.
@@ -102,9 +100,8 @@ def _steps(model: Model, models: Mapping[str, Model], unread: Collection[str]) -
             yield model.error(RULE, f"{field}.model_version", actual, expected)
         if 0 < entry.config.max_batch_size < largest:
             expected = f"at most {entry.config.max_batch_size}, the max_batch_size of step {step.model_name}"
-            yield model.error(
-                RULE, "max_batch_size", str(largest), expected, "Reduce it, or increase the max_batch_size of the step"
-            )
+            todo = "Reduce it, or increase the max_batch_size of the step"
+            yield model.error(RULE, "max_batch_size", str(largest), expected, todo)
 
 
 def _flow(model: Model) -> Iterator[Finding]:

@@ -113,9 +113,8 @@ class Model:
         first = os.fsdecode(min(map(os.fsencode, self.directories))) if self.directories else ""
         paths = (*self.files, *self.all_directories, *self.listing.special)
         names = {path.split("/")[1] for path in paths if first and path.startswith(first + "/")}
-        return backends.identify(
-            self.config, self.name, names, lambda name: f"{first}/{name}" in self.all_directories, self.triton_version
-        )
+        subdirectories = {name for name in names if f"{first}/{name}" in self.all_directories}
+        return backends.identify(self.config, self.name, names, subdirectories, self.triton_version)
 
     @property
     def backend(self) -> str:

@@ -53,9 +53,8 @@ def parse(text: str, name: str, path: str) -> Tuple[Any, List[texts.SourceField]
             expected = "one of its fields" if problem.is_field else f"one of {', '.join(problem.known)}"
             todo = with_suggestion(problem.word, problem.known, "Correct the name, or remove it")
         actual = printable(f"{problem.note} ({problem.message})" if problem.note else problem.message)
-        findings.append(
-            Finding(name, path, problem.line, problem.path, actual, expected, todo, ERROR, "syntax", effects.REFUSES_TEXT)
-        )
+        location = (name, path, problem.line, problem.path)
+        findings.append(Finding(*location, actual, expected, todo, ERROR, "syntax", effects.REFUSES_TEXT))
     # The other rules could not interpret an unknown value of an enum or a boolean.
     unknown_value = any(problem.known and not problem.is_field for problem in parsed.problems)
     return parsed.message if parsed.complete and not unknown_value else None, parsed.fields, findings

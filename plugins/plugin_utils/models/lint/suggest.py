@@ -38,9 +38,8 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
         if form in words or SYNONYMS.get(form) in words:
             return SYNONYMS.get(form, form)
     lower = {entry.lower(): entry for entry in words}
-    matches = difflib.get_close_matches(word.lower(), lower, 1, 0.7) or difflib.get_close_matches(
-        (prefix + word).lower(), lower, 1, 0.8
-    )
+    matches = difflib.get_close_matches(word.lower(), lower, 1, 0.7)
+    matches = matches or difflib.get_close_matches((prefix + word).lower(), lower, 1, 0.8)
     return lower[matches[0]] if matches else ""
 
 
