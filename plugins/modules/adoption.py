@@ -85,14 +85,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils import request, sh
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
 from ansible_collections.npufleet.triton.plugins.module_utils.engine.docker import Engine
 from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
+from ansible_collections.npufleet.triton.plugins.module_utils.triton import options
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.http_api import http_json
-from ansible_collections.npufleet.triton.plugins.module_utils.triton.options import (
-    SERVER,
-    endpoint,
-    key_headers,
-    repositories,
-    starts_no_server,
-)
 from ansible_collections.npufleet.triton.plugins.module_utils.triton.served import version_of
 
 OPTIONS: Dict[str, Any] = {
@@ -143,7 +137,7 @@ def process_of(engine: Engine, container: str) -> Optional[Dict[str, Any]]:
         return None
     for pid in pids:
         argv = texts(pid, "cmdline")
-        if argv and os.path.basename(argv[0]) == SERVER:
+        if argv and os.path.basename(argv[0]) == options.SERVER:
             pairs = [entry.partition("=") for entry in texts(pid, "environ") if entry]
             try:
                 directory = os.readlink(f"/proc/{pid}/cwd")
@@ -165,8 +159,8 @@ def others_of(engine: Engine, inspect: Mapping[str, Any], server: int) -> List[D
     processes = []
     for pid in process_ids(engine, inspect["Id"]):
         argv = texts(pid, "cmdline")
-        idle = pid == init or (is_descendant(pid, init) and starts_no_server({"Cmd": argv}))
-        keeps_running = idle and starts_no_server(inspect["Config"])
+        idle = pid == init or (is_descendant(pid, init) and options.starts_no_server({"Cmd": argv}))
+        keeps_running = idle and options.starts_no_server(inspect["Config"])
         # A process without a command line has ended.
         if argv and not keeps_running and not is_descendant(pid, server) and not is_descendant(server, pid):
             processes.append({"pid": pid, "program": program_of(argv)})
@@ -217,7 +211,8 @@ def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str,
             raise Failure(f"container {name} is {inspect['State']['Status']}, expected running. Start it and its server first")
         process = process_of(engine, name)
         if not process:
-            raise Failure(f"container {name} runs no {SERVER}, but adoption reads the models of a running server. Start it first")
+            expected = "but adoption reads the models of a running server. Start it first"
+            raise Failure(f"container {name} runs no {options.SERVER}, {expected}")
         return inspect, process
     servers = {}
     for entry in engine.get("/containers/json") or []:
@@ -226,10 +221,10 @@ def find(engine: Engine, name: Optional[str]) -> Tuple[Dict[str, Any], Dict[str,
             servers[entry["Names"][0].lstrip("/")] = (entry["Id"], process)
     if not servers:
         todo = "Start it, or run playbooks/site.yml for a new container"
-        raise Failure(f"no running container has a {SERVER}, expected one to adopt. {todo}")
+        raise Failure(f"no running container has a {options.SERVER}, expected one to adopt. {todo}")
     if len(servers) > 1:
         names = ", ".join(sorted(servers))
-        raise Failure(f"{SERVER} runs in more than one container: {names}; name the one to adopt (adopt_container)")
+        raise Failure(f"{options.SERVER} runs in more than one container: {names}; name the one to adopt (adopt_container)")
     container, process = next(iter(servers.values()))
     return engine.get(f"/containers/{container}/json") or {}, process
 
@@ -310,11 +305,12 @@ def container_facts(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, A
     inspect, process = find(engine, arguments["name"])
     image = images.inspect_image(engine, inspect["Image"]) or {}
     init = inspect["State"]["Pid"]
-    process["main"] = process["pid"] == init or (is_descendant(process["pid"], init) and not starts_no_server(inspect["Config"]))
-    address, port = endpoint(inspect, process["argv"])
-    key = key_headers(process["argv"])
+    descends = is_descendant(process["pid"], init)
+    process["main"] = process["pid"] == init or (descends and not options.starts_no_server(inspect["Config"]))
+    address, port = options.endpoint(inspect, process["argv"])
+    key = options.key_headers(process["argv"])
     about, index = served(address, port, key)
-    directories = repositories(process["argv"], process["directory"])
+    directories = options.repositories(process["argv"], process["directory"])
     remote = [path for path in directories if "://" in path]
     if remote:
         raise Failure(f"model repository {', '.join(remote)} is not on this host: list its models in triton_models yourself")
@@ -362,8 +358,8 @@ def container_facts(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, A
 def infer(engine: Engine, arguments: Mapping[str, Any]) -> Dict[str, Any]:
     """Send the given request to each model, and return {model: [status, answer]}."""
     inspect, process = find(engine, arguments["name"])
-    address, port = endpoint(inspect, process["argv"])
-    key = key_headers(process["argv"])
+    address, port = options.endpoint(inspect, process["argv"])
+    key = options.key_headers(process["argv"])
     return {
         name: http_json(address, port, "POST", f"/v2/models/{name}/infer", ANSWER_TIMEOUT, body, key, size=MAX_ANSWER)
         for name, body in arguments["requests"].items()

@@ -14,14 +14,7 @@ from ansible_collections.npufleet.triton.plugins.module_utils.balancer.runtime i
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.balancer import content_digest, shown_lines
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.module_utils.programs import library
-from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import balancer_tls
-from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.balancer_config import (
-    Check,
-    Server,
-    Settings,
-    login_digest,
-    render,
-)
+from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import balancer_config, balancer_tls
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.other_hosts import address_of, parsed_ip, variable_of
 
@@ -63,16 +56,16 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
     if reasons:
         raise Refusal(reasons)
     settings, other_files = _settings(variables, context, hosts), _certificates(certificate, key, authority)
-    config = render(settings, other_files)
-    mode = f"{PRIVATE_MODE:04o}"
-    certificates = [{"path": path, "content": content, "mode": mode} for path, content in sorted(other_files.items())]
+    config = balancer_config.render(settings, other_files)
     ports = ((settings.http_port, "load_balancer_http_port"), (settings.grpc_port, "load_balancer_grpc_port"))
     listeners = [[address, str(port), name] for address in settings.bind for port, name in ports]
     metrics_address, _colon, metrics_port = settings.metrics_address.rpartition(":")
     return {
         "packages": sorted(variables["load_balancer_packages"]),
         "config": config,
-        "certificates": certificates,
+        "certificates": [
+            {"path": path, "content": other_files[path], "mode": f"{PRIVATE_MODE:04o}"} for path in sorted(other_files)
+        ],
         "absent": sorted({files.CERTIFICATE, files.CLIENT_CA} - set(other_files)),
         "drop_in": DROP_IN.format(library=library.path()),
         "digest": files.digest_in(config),
@@ -166,17 +159,18 @@ def _reasons(variables: Mapping[str, Any], hosts: List[str]) -> Iterator[str]:
         yield "load_balancer_users has a name with a colon, which HTTP cannot send. Choose another name"
 
 
-def _settings(variables: Mapping[str, Any], context: Context, hosts: List[str]) -> Settings:
+def _settings(variables: Mapping[str, Any], context: Context, hosts: List[str]) -> balancer_config.Settings:
     """Return the settings of the configuration. Raises Refusal if there is no request for the health check."""
     # _reasons() has checked that all hosts of the pool have the same models.
     model, body = context.balancer_check(models_of(variables, hosts[0]))
+    users = variables["load_balancer_users"]
     headers = tuple(sorted((name.lower(), str(value)) for name, value in variables["inference_check_headers"].items()))
-    return Settings(
+    return balancer_config.Settings(
         servers=[_server(variables, host) for host in hosts],
         bind=list(variables["load_balancer_bind"]),
         http_port=int(variables["load_balancer_http_port"]),
         grpc_port=int(variables["load_balancer_grpc_port"]),
-        check=Check(model, body, str(variables["load_balancer_check_expect"]), headers),
+        check=balancer_config.Check(model, body, str(variables["load_balancer_check_expect"]), headers),
         check_interval=int(variables["load_balancer_check_interval"]),
         check_timeout=int(variables["load_balancer_check_timeout"]),
         stream_timeout=int(variables["load_balancer_stream_timeout"]),
@@ -185,14 +179,14 @@ def _settings(variables: Mapping[str, Any], context: Context, hosts: List[str]) 
         metrics_allow=list(variables["load_balancer_metrics_allow"]),
         tls=bool(variables[CERTIFICATE]),
         client_certificates=bool(variables[AUTHORITY]),
-        logins=[login_digest(str(entry["name"]), str(entry["password"])) for entry in variables["load_balancer_users"]],
+        logins=[balancer_config.login_digest(str(user["name"]), str(user["password"])) for user in users],
         trace_context=bool(variables["load_balancer_trace_context"]),
     )
 
 
-def _server(variables: Mapping[str, Any], host: str) -> Server:
+def _server(variables: Mapping[str, Any], host: str) -> balancer_config.Server:
     ports = (int(variable_of(variables, host, name)) for name in ("npufleet_http_port", "npufleet_grpc_port"))
-    return Server(host, address_of(variables, host), *ports)
+    return balancer_config.Server(host, address_of(variables, host), *ports)
 
 
 def _certificates(certificate: str, key: str, authority: str) -> Dict[str, str]:

@@ -89,10 +89,10 @@ def environment(variables: Mapping[str, Any]) -> Dict[str, str]:
 def mounts(variables: Mapping[str, Any], binds: List[str]) -> List[str]:
     """Return the bind mounts. An unprivileged container gets only the subdirectories of npufleet_root that a server reads."""
     root = variables["npufleet_root"]
-    whole = f"{root}:{root}:ro"
-    if privileged(variables) or whole not in binds:
+    project_mount = f"{root}:{root}:ro"
+    if privileged(variables) or project_mount not in binds:
         return binds
-    return [*(bind for bind in binds if bind != whole), *(f"{root}/{name}:{root}/{name}:ro" for name in STORE_DIRECTORIES)]
+    return [*(bind for bind in binds if bind != project_mount), *(f"{root}/{name}:{root}/{name}:ro" for name in STORE_DIRECTORIES)]
 
 
 def key_readers(variables: Mapping[str, Any]) -> Dict[str, Any]:

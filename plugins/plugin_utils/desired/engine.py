@@ -8,14 +8,8 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns import engine
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.driver import UNIT as CARDS
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.engine import (
-    OLDEST_CDI_VERSION,
-    ORDER_FILE,
-    has_secrets,
-    secret_file,
-    with_digests,
-)
 from ansible_collections.npufleet.triton.plugins.module_utils.plan import Refusal
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired import device_access
 from ansible_collections.npufleet.triton.plugins.plugin_utils.desired.context import EMPTY, Context
@@ -47,21 +41,21 @@ def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str,
         "packages": sorted(variables["docker_engine_packages"]),
         "daemon": daemon,
         # The oldest engine that finds cards by CDI name, or None if any version is sufficient
-        "oldest": OLDEST_CDI_VERSION if uses_cdi else None,
-        "drop_ins": {**{DROP_IN.format(unit): units[unit] for unit in sorted(units)}, ORDER_FILE: ORDER},
+        "oldest": engine.OLDEST_CDI_VERSION if uses_cdi else None,
+        "drop_ins": {**{DROP_IN.format(unit): units[unit] for unit in sorted(units)}, engine.ORDER_FILE: ORDER},
         "ca": authority(variables),
         # `systemctl show` prints the environment of a unit to every user of the host, so the proxies are in a file.
         "proxy_file": variables["npufleet_proxy_file"],
         "proxies": proxies or None,
         # True if daemon.json has values that other users must not read
-        "private": has_secrets(daemon),
+        "private": engine.has_secrets(daemon),
     }
 
 
 def sealed(state: Mapping[str, Any], key: str) -> Dict[str, Any]:
     """Return the desired state with digests instead of secrets. The host computes the digests with the key in `digest_key`."""
-    proxies = state["proxies"] and secret_file(state["proxies"], 0o600, 0, key)
-    return {**state, **with_digests(state, key), "proxies": proxies, "digest_key": key}
+    proxies = state["proxies"] and engine.secret_file(state["proxies"], 0o600, 0, key)
+    return {**state, **engine.with_digests(state, key), "proxies": proxies, "digest_key": key}
 
 
 def proxy_reasons(variables: Mapping[str, Any]) -> List[str]:
