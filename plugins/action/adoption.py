@@ -104,10 +104,8 @@ class ActionModule(FleetAction):
         if not dest:
             missing_models = ", ".join(sorted(set(models) - set(desired_state["server"]["models"])))
             if missing_models:
-                result["obstacles"].append(
-                    f"{host} would no longer serve {missing_models}: triton_models lacks them; "
-                    "write the model list first (adopt_write)"
-                )
+                reason = "triton_models lacks them; write the model list first (adopt_write)"
+                result["obstacles"].append(f"{host} would no longer serve {missing_models}: {reason}")
         state = self.call_module("host_state", {}, task_vars, {"desired": desired_state, "host": host})
         if state.get("failed"):
             return {"failed": True, "msg": f"{host}: {state.get('msg')}"}

@@ -337,14 +337,10 @@ class ActionModule(FleetAction):
         """Return the reason why a module did not run, with the next step if the reason is known."""
         output = " ".join(" ".join(str(result.get(key) or "") for key in ("msg", "module_stderr", "module_stdout")).split())
         if NO_PASSWORD.search(output):
-            return (
-                f"sudo refuses to become root ({output[:120]}). Give the password with --ask-become-pass or as "
-                "ansible_become_password in the vault, and check that ansible_user may use sudo"
-            )
+            todo = "Give the password with --ask-become-pass or as ansible_become_password in the vault"
+            return f"sudo refuses to become root ({output[:120]}). {todo}, and check that ansible_user may use sudo"
         interpreter = NO_INTERPRETER.search(output)
         if interpreter:
-            return (
-                f"{interpreter[1]} is missing, expected the Python of the last call. Run once with --flush-cache, or set "
-                "ansible_python_interpreter"
-            )
+            todo = "Run once with --flush-cache, or set ansible_python_interpreter"
+            return f"{interpreter[1]} is missing, expected the Python of the last call. {todo}"
         return f"the host could not be read: {output[:500]}"

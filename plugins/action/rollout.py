@@ -69,12 +69,11 @@ class ActionModule(FleetAction):
                 names = [[planned.host for planned in next_batch] for next_batch in next_batches]
                 # A rollout of one batch does not pause.
                 own_pause = pause if len(names) > 1 else ""
-                begun_record = (
-                    record.begin(records, owner, names, own_pause, time.time())
-                    if number == 0
-                    else record.record_of_run(records, owner)
-                )
-                result["rollout"]["commit"] = begun_record and begun_record["commit"]
+                if number:
+                    own_record = record.record_of_run(records, owner)
+                else:
+                    own_record = record.begin(records, owner, names, own_pause, time.time())
+                result["rollout"]["commit"] = own_record and own_record["commit"]
             except OSError as error:
                 result["warnings"] = [*result.get("warnings", []), f"The rollout cannot be recorded: {error}"]
         return {**result, **pause_result}
@@ -161,11 +160,8 @@ def _durations(hostvars: Mapping[str, Any], batch: Sequence[str]) -> Dict[str, r
     starts = {host: hostvars[host].get("npufleet_began") for host in batch if not hostvars[host].get("npufleet_failed")}
     durations = {host: round(time.time() - float(start), 1) for host, start in starts.items() if start}
     # Templates cannot read the monotonic clock, so the starts are times of day. A duration is negative if the clock was set back.
-    return {
-        host: rollout.Duration(seconds, _planned(host, hostvars[host]).concerns)
-        for host, seconds in durations.items()
-        if seconds >= 0
-    }
+    known = {host: seconds for host, seconds in durations.items() if seconds >= 0}
+    return {host: rollout.Duration(seconds, _planned(host, hostvars[host]).concerns) for host, seconds in known.items()}
 
 
 def _planned(host: str, hostvars: Mapping[str, Any]) -> rollout.PlannedHost:

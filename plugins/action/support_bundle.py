@@ -178,10 +178,9 @@ class ActionModule(FleetAction):
         except (AnsibleError, OSError):
             if os.path.getsize(draft) < max_bytes:
                 raise
-            raise AnsibleActionFail(
-                f"{host}: the bundle has more than {max_bytes} bytes, expected fewer. It was not saved. Set fewer lines "
-                "(npufleet_support_lines), or find out who changed that host"
-            ) from None
+            message = f"{host}: the bundle has more than {max_bytes} bytes, expected fewer. It was not saved"
+            todo = "Set fewer lines (npufleet_support_lines), or find out who changed that host"
+            raise AnsibleActionFail(f"{message}. {todo}") from None
 
 
 def leaking(members: Mapping[str, bytes], secrets: List[str]) -> List[str]:

@@ -62,13 +62,9 @@ class LookupModule(LookupBase):
         groups = task_vars.get("groups") or {}
         # An inventory without hosts is no error here. A syntax check can have no hosts. In a run, Ansible reports missing hosts.
         if groups.get("all") and name not in groups:
-            raise AnsibleError(
-                f"the inventory has no group {name}, expected the group of the hosts with NPUs: "
-                "put these hosts into that group, or name their group (-e npufleet_group=...)"
-            )
+            todo = "put these hosts into that group, or name their group (-e npufleet_group=...)"
+            raise AnsibleError(f"the inventory has no group {name}, expected the group of the hosts with NPUs: {todo}")
         if PATTERN_CHARACTERS.search(name):
-            raise AnsibleError(
-                f"npufleet_group is {name!r}, expected a name without spaces and , : & ! ~ * ? [ ], which would select other "
-                "hosts: rename the group"
-            )
+            expected = "a name without spaces and , : & ! ~ * ? [ ], which would select other hosts"
+            raise AnsibleError(f"npufleet_group is {name!r}, expected {expected}: rename the group")
         return [pattern([name, *terms], self.get_option("within"), {*groups, name})]

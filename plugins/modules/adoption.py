@@ -293,10 +293,8 @@ def served(address: str, port: int, key: Optional[Dict[str, str]] = None) -> Tup
     status, about = http_json(address, port, "GET", "/v2", ANSWER_TIMEOUT, headers=key)
     code, index = http_json(address, port, "POST", "/v2/repository/index", ANSWER_TIMEOUT, headers=key)
     if status != 200 or code != 200 or shapes.mismatch(index, INDEX_SHAPE) or not isinstance(about, dict):
-        raise Failure(
-            f"the server does not answer at {address}:{port} ({about if status != 200 else index}), expected its model "
-            "index. Adoption needs the HTTP service of the server"
-        )
+        expected = "its model index. Adoption needs the HTTP service of the server"
+        raise Failure(f"the server does not answer at {address}:{port} ({about if status != 200 else index}), expected {expected}")
     return about, index
 
 

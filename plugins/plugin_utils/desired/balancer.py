@@ -37,13 +37,11 @@ AUTHORITY = "load_balancer_client_ca"
 
 def desired(variables: Mapping[str, Any], context: Context = EMPTY) -> Dict[str, Any]:
     """Return the files of a balancer and its servers. Raises Refusal with every reason."""
-    missing = [
-        f"{name} is {variables[name]}, but the controller has no such file. Correct the path"
-        for name in (CERTIFICATE, KEY, AUTHORITY)
-        if variables[name] and not os.path.isfile(os.path.expanduser(variables[name]))
-    ]
+    paths = {name: variables[name] for name in (CERTIFICATE, KEY, AUTHORITY) if variables[name]}
+    missing = {name: path for name, path in paths.items() if not os.path.isfile(os.path.expanduser(path))}
     if missing:
-        raise Refusal(missing)
+        todo = "but the controller has no such file. Correct the path"
+        raise Refusal([f"{name} is {path}, {todo}" for name, path in missing.items()])
     hosts = pool(variables)
     certificate, key = variables["load_balancer_tls_certificate_text"], variables["load_balancer_tls_key_text"]
     authority = variables["load_balancer_client_ca_text"]
@@ -148,10 +146,8 @@ def _reasons(variables: Mapping[str, Any], hosts: List[str]) -> Iterator[str]:
     if ip is None or not port.isdigit() or not 0 < int(port) < 65536:
         yield f"load_balancer_metrics_address is {metrics}, expected an address and a port such as 127.0.0.1:8405. Correct it"
     elif not ip.is_loopback and not variables["load_balancer_metrics_allow"]:
-        yield (
-            f"load_balancer_metrics_address is {metrics}, but load_balancer_metrics_allow is empty, "
-            "expected the networks of Prometheus. Add them"
-        )
+        actual = f"{metrics}, but load_balancer_metrics_allow is empty"
+        yield f"load_balancer_metrics_address is {actual}, expected the networks of Prometheus. Add them"
     users = [entry["name"] for entry in variables["load_balancer_users"]]
     for user in sorted({user for user in users if users.count(user) > 1}):
         yield f"load_balancer_users has {user} several times, expected each user once. Remove all but one"

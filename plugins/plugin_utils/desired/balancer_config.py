@@ -124,15 +124,8 @@ def render(settings: Settings, files: Mapping[str, str]) -> str:
 def _lines(settings: Settings) -> Iterator[str]:
     yield HEADER
     yield from _section("global", _global(settings))
-    yield from _section(
-        f"ring {RING}",
-        [
-            f"description {quoted('one line for each finished request')}",
-            "format raw",
-            f"maxlen {MAX_LINE_BYTES}",
-            f"size {RING_SIZE}",
-        ],
-    )
+    description = f"description {quoted('one line for each finished request')}"
+    yield from _section(f"ring {RING}", [description, "format raw", f"maxlen {MAX_LINE_BYTES}", f"size {RING_SIZE}"])
     yield from _section("defaults", _defaults(settings))
     yield from _section("frontend npufleet_http_in", _http_frontend(settings))
     yield from _section("frontend npufleet_grpc_in", _grpc_frontend(settings))
@@ -278,21 +271,16 @@ def _http_backend(settings: Settings) -> List[str]:
         f"http-check expect rstring {quoted(f'{re.escape(check.expect)}|{QUEUE_FULL}')}",
         # HAProxy takes the address of a server from the configuration, and never from the saved state.
         "default-server init-addr libc,none",
-        *(
-            f"server {server.name} {netloc(server.address, server.http_port)} check {intervals} {SERVER}"
-            for server in settings.servers
-        ),
+        *(f"server {name} {netloc(host, port)} check {intervals} {SERVER}" for name, host, port, _port in settings.servers),
     ]
 
 
 def _grpc_backend(settings: Settings) -> List[str]:
+    options = f"proto h2 track {BACKENDS['http']}"
     return [
         "balance random(2)",
         "default-server init-addr libc,none",
-        *(
-            f"server {name} {netloc(address, port)} proto h2 track {BACKENDS['http']}/{name} {SERVER}"
-            for name, address, _http_port, port in settings.servers
-        ),
+        *(f"server {name} {netloc(host, port)} {options}/{name} {SERVER}" for name, host, _port, port in settings.servers),
     ]
 
 

@@ -72,10 +72,8 @@ def listen_address(variables: Mapping[str, Any], service: str = "http") -> str:
         return ""
     ip = parsed_ip(listen[1:-1] if listen.startswith("[") and listen.endswith("]") else listen)
     if ip is None:
-        raise Refusal(
-            f"{name} is {listen}, expected an IP address of the host, or an empty text for every address. "
-            "Ports are published on addresses, not on names"
-        )
+        expected = "an IP address of the host, or an empty text for every address"
+        raise Refusal(f"{name} is {listen}, expected {expected}. Ports are published on addresses, not on names")
     return str(ip)
 
 

@@ -57,10 +57,8 @@ def entries(variables: Mapping[str, Any], scrape_jobs: Sequence[Job]) -> str:
     options = variables["monitoring_scrape_options"]
     reasons = list(_reasons(options))
     if len({path(variables, name) for name in TARGETS}) < len(TARGETS):
-        reasons.append(
-            f"monitoring_targets_file is {path(variables, 'triton')}, the file of another job. "
-            "Give it another name, such as triton.json"
-        )
+        actual = f"{path(variables, 'triton')}, the file of another job"
+        reasons.append(f"monitoring_targets_file is {actual}. Give it another name, such as triton.json")
     if reasons:
         raise Refusal(reasons)
     lines: List[str] = []

@@ -71,18 +71,14 @@ def reasons(variables: Mapping[str, Any]) -> List[str]:
         expected = "the name of a header, of lower case letters, digits and hyphens"
         messages.append(f"triton_server_api_key_name is {name}, expected {expected}")
     if key and not re.fullmatch(f"[!-~]{{{MIN_KEY_LENGTH},}}", key):
-        messages.append(
-            f"triton_server_api_key is shorter than {MIN_KEY_LENGTH} characters, or has blanks or letters beyond ASCII. Choose a "
-            "random key, or leave it out and each host makes its own"
-        )
+        actual = f"shorter than {MIN_KEY_LENGTH} characters, or has blanks or letters beyond ASCII"
+        messages.append(f"triton_server_api_key is {actual}. Choose a random key, or leave it out and each host makes its own")
     key_options = tuple(f"--{option}" for option in RESTRICT_OPTIONS)
     arguments = map(str, variables["triton_server_extra_args"])
     options = ", ".join(argument.partition("=")[0] for argument in arguments if argument.startswith(key_options))
     if options:
-        messages.append(
-            f"triton_server_extra_args has {options}, whose key would be in the plan and the container. Use "
-            "triton_server_restricted_apis, triton_server_api_key and triton_server_api_key_name"
-        )
+        todo = "Use triton_server_restricted_apis, triton_server_api_key and triton_server_api_key_name"
+        messages.append(f"triton_server_extra_args has {options}, whose key would be in the plan and the container. {todo}")
     if (
         variables["triton_server_model_control_mode"] == EXPLICIT
         and CONTROL not in apis

@@ -223,10 +223,8 @@ def _artefact(name: str, artefacts: Mapping[str, Any], variables: Mapping[str, A
     bundled = bool(variables["model_repository_bundle"])
     key = "{}/{}".format(variables["npufleet_card"].replace("RBLN-", ""), variables["npufleet_release_row"]["sdk"]["shape"])
     if key not in artefacts:
-        raise Refusal(
-            f"model {name} has compiled files for {', '.join(sorted(artefacts))}, expected one for {key}. Compile it for this "
-            "card and SDK, and list the file under `artefacts`"
-        )
+        todo = "Compile it for this card and SDK, and list the file under `artefacts`"
+        raise Refusal(f"model {name} has compiled files for {', '.join(sorted(artefacts))}, expected one for {key}. {todo}")
     errors = [
         f"model {name}: artefact {other} is incomplete, expected `url` or `file`, and `sha256` (64 hex digits) or a record. Add it"
         for other, element in sorted(artefacts.items())

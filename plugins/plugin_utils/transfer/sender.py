@@ -80,10 +80,8 @@ class Sender:
         # The host reports these digests, and the controller uses them as file names. So unknown digests are refused.
         unknown = sorted(host_text.line(digest)[:80] for digest in missing if digest not in origins)
         if unknown:
-            raise StoreError(
-                f"it requests the blobs {', '.join(unknown[:5])}, which no model of the inventory has: nothing was sent; "
-                "find out who changed that host"
-            )
+            todo = "nothing was sent; find out who changed that host"
+            raise StoreError(f"it requests the blobs {', '.join(unknown[:5])}, which no model of the inventory has: {todo}")
         with _store_errors():
             return self._send(self._routes(missing, origins))
 
@@ -122,8 +120,9 @@ class Sender:
         return routes
 
     def _send(self, routes: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
-        deadline = time.monotonic() + int(self.variables["model_repository_lock_timeout"])
+        limit = self.variables["model_repository_lock_timeout"]
         reported = time.monotonic()
+        deadline = reported + int(limit)
         while True:
             answer = self._step("prepare", routes)
             if "busy" not in answer:
@@ -136,11 +135,8 @@ class Sender:
                 moved = sum(sizes.values()) - self._arrived(needed)
                 return {"changed": True, "transferred": sizes, "bytes_moved": max(moved, 0)}
             if time.monotonic() > deadline:
-                raise StoreError(
-                    f"{answer['busy']} is transferring to this host, expected the end within "
-                    f"{self.variables['model_repository_lock_timeout']} s: run again after the end, or raise "
-                    "model_repository_lock_timeout"
-                )
+                todo = "run again after the end, or raise model_repository_lock_timeout"
+                raise StoreError(f"{answer['busy']} is transferring to this host, expected the end within {limit} s: {todo}")
             if time.monotonic() - reported >= PROGRESS_SECONDS:
                 reported = time.monotonic()
                 Display().display(f"{self.host}: models: waits for the transfer of {answer['busy']} to this host")
@@ -204,10 +200,9 @@ class Sender:
         message = " ".join(str(result.get("msg") or result).split())
         if "No space left on device" in message or "Disk quota exceeded" in message:
             dropped = self._step("drop", pushes).get("dropped", {})
-            raise StoreError(
-                f"{self.incoming} is full (No space left on device) during a transfer of {total} bytes; {sum(dropped.values())} "
-                "bytes of partial files were removed: free space there"
-            )
+            removed = f"{sum(dropped.values())} bytes of partial files were removed"
+            message = f"{self.incoming} is full (No space left on device) during a transfer of {total} bytes"
+            raise StoreError(f"{message}; {removed}: free space there")
         if "busy" in self._step("prepare", pushes):
             return False
         raise StoreError(f"the transfer broke off ({message[-400:]}): run again to continue it")
@@ -290,10 +285,9 @@ class Sender:
                 actual = blobs.file_digest(partial)
                 if actual != digest:
                     os.unlink(partial)
-                    raise StoreError(
-                        f"blob {digest[:12]} arrived from {entry['source']} with SHA-256 {actual}, expected {digest}: it was "
-                        "removed; compare the source with `sha256` in the inventory"
-                    )
+                    todo = "it was removed; compare the source with `sha256` in the inventory"
+                    blob = f"blob {digest[:12]} arrived from {entry['source']}"
+                    raise StoreError(f"{blob} with SHA-256 {actual}, expected {digest}: {todo}")
                 os.chmod(partial, 0o644)
                 os.replace(partial, path)
                 os.unlink(lock)
