@@ -34,7 +34,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 container:
-  description: The container and its server. C(started_manually) is true if the container's command did not start the server.
+  description: >-
+    Name, ID and image of the container, and version, command line and process ID of the server. C(started_manually) is true if the
+    container's own command did not start the server.
   returned: success
   type: dict
 managed:
