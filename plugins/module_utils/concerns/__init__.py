@@ -4,5 +4,3 @@
 
 Each module reads the actual state of its concern, and compares it with the desired state.
 """
-
-from __future__ import annotations

@@ -5,5 +5,3 @@
 This code runs in a container of the host's Triton image. So it imports only the standard library, numpy, tritonclient and
 modules of this collection.
 """
-
-from __future__ import annotations

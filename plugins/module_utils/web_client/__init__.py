@@ -1,5 +1,3 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
 """Requests to web servers outside this host."""
-
-from __future__ import annotations

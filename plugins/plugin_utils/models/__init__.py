@@ -1,5 +1,3 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
 """Models on the controller: their files, manifests and compiled files."""
-
-from __future__ import annotations

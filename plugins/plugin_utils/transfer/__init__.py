@@ -1,5 +1,3 @@
 # SPDX-FileCopyrightText: The npufleet developers
 # SPDX-License-Identifier: Apache-2.0
 """The controller's side of the transfer of files to hosts."""
-
-from __future__ import annotations
