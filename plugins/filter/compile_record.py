@@ -5,8 +5,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: compile_record
 short_description: Validate the record of a compiled file
-description:
-  - Parses the record of a compiled file. The record is not trusted, because code of the model on the build host could change it.
+description: The record is not trusted, because code of the model on the build host could change it.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

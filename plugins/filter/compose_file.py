@@ -13,9 +13,7 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _input:
-    description:
-      - The result of M(npufleet.triton.host_state) for the concern C(server) with
-        O(npufleet.triton.host_state#module:unsealed), which contains secrets in clear text.
+    description: Like O(state), but with O(npufleet.triton.host_state#module:unsealed), so that it has secrets in clear text.
     type: dict
     required: true
   state:

@@ -5,8 +5,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: driver_load_steps
 short_description: Select the steps that load the driver of a host
-description:
-  - Returns the steps of the role P(npufleet.triton.rbln_driver#role) that a host needs after the installation of the driver.
+description: Selects steps of P(npufleet.triton.rbln_driver#role) that follow the installation of the driver.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

@@ -70,14 +70,10 @@ def engine_configuration(
     # A changed order of units (action `order`) needs no restart, because it applies at the next boot.
     at_boot = {entry["name"] for entry in state["plan"] if entry["action"] == "order"}
     # A bare host has no engine that could be restarted.
-    restart = [*_units(desired["drop_ins"], changed), ENGINE_UNIT] if program is not None and changed - at_boot else []
+    units = [os.path.basename(os.path.dirname(path))[: -len(".d")] for path in desired["drop_ins"] if path in changed]
+    other_units = [unit for unit in dict.fromkeys(units) if unit != ENGINE_UNIT]
+    restart = [*other_units, ENGINE_UNIT] if program is not None and changed - at_boot else []
     return {"files": files, "restart": restart}
-
-
-def _units(drop_ins: Mapping[str, str], changed: Any) -> List[str]:
-    """Return the units with a changed drop-in, except the unit of the engine."""
-    units = [os.path.basename(os.path.dirname(path))[: -len(".d")] for path in drop_ins if path in changed]
-    return [unit for unit in dict.fromkeys(units) if unit != ENGINE_UNIT]
 
 
 class FilterModule:

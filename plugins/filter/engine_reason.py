@@ -5,8 +5,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: engine_reason
 short_description: Extract the error of the container engine from the message of a module
-description:
-  - If a module of C(community.docker) fails, its message quotes the error of the engine. The filter returns this error in one line.
+description: A failed module of C(community.docker) quotes the error of the engine in its message. The result has one line.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

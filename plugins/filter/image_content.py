@@ -5,9 +5,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: image_content
 short_description: Compute the digest of the content of an image
-description:
-  - Returns a digest over the layers and the configuration of an inspected image. The digest is the same on every host that has the
-    image. The ID can differ between hosts, because Docker has two kinds of image stores with different IDs.
+description: The digest of layers and configuration is equal on all hosts. The ID can differ, as Docker has two kinds of stores.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

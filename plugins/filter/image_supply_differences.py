@@ -16,8 +16,7 @@ options:
     type: dict
     required: true
   locked:
-    description: >-
-      C(base), C(requirements) and C(wheels) of the first build, from the lock file. The map is empty before the first build.
+    description: C(base), C(requirements) and C(wheels) of the first build, from the lock file. Empty before the first build.
     type: dict
     required: true
   lock_file:

@@ -5,8 +5,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: image_wheel_constraints
 short_description: Render the versions in the lock file as constraints for pip
-description:
-  - Returns the versions of the packages in the lock file as constraints for pip, so that a later build downloads the same wheels.
+description: The constraints let a later build download the same wheels as the first build.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

@@ -5,8 +5,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: outages
 short_description: Find load balancers that would have no ready server left
-description:
-  - Returns a reason for each load balancer that would have no ready server after a drain of the hosts in O(drained).
+description: Returns a reason for each load balancer without a ready server after a drain of the hosts in O(drained).
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:

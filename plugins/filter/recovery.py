@@ -18,8 +18,7 @@ options:
     type: dict
     required: true
   answers:
-    description: >-
-      The reason why the answers of the server are not proven. The text is empty if they are proven, or if the server did not run.
+    description: The reason why the answers of the server are not proven. Empty if they are proven, or if the server did not run.
     type: str
     default: ""
 """

@@ -5,8 +5,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: traffic_steps
 short_description: Select the steps of a host change that keep the requests of clients from failing
-description:
-  - Returns whether the host is drained before its change, and whether the change is judged by the requests of clients.
+description: Decides whether the host is drained before its change, and whether the requests of clients judge the change.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
@@ -36,9 +35,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: >-
-    C(drain) and C(judge), which are booleans, and C(accept_within), the seconds that M(npufleet.triton.server_change) waits for a
-    call that accepts the change.
+  description: The booleans C(drain) and C(judge), and C(accept_within), the seconds within which a call has to accept the change.
   type: dict
 """
 

@@ -16,9 +16,7 @@ version_added: 0.1.0
 author: The npufleet developers (@npufleet)
 options:
   _terms:
-    description:
-      - The row that the inventory names now, or an empty text if the inventory names no row. The lookup takes this row as the
-        current one if the server does not report the row of its image.
+    description: The row in the inventory, or an empty text. It is current if the server does not report the row of its image.
     type: list
     elements: str
     required: true

@@ -8,8 +8,7 @@ short_description: The sizes of the batches of a rollout
 description:
   - Returns the value of C(npufleet_rollout_serial) that M(npufleet.triton.host_state) has validated for the hosts in the group
     C(npufleet_in_rollout).
-  - C(serial) of a play needs this lookup, because C(serial) cannot use variables of the inventory. The task that announces the
-    batches uses the lookup, too.
+  - C(serial) of a play needs this lookup, because C(serial) cannot use variables of the inventory.
   - Fails if these hosts have different values.
 version_added: 0.1.0
 author: The npufleet developers (@npufleet)
