@@ -123,7 +123,7 @@ def restore(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, A
 
 def prove(root: str, run: store.Run, params: Mapping[str, Any]) -> Dict[str, Any]:
     """Apply state `proven`: close the transaction and remove old releases."""
-    result: Dict[str, Any] = {"moves": store.close_transaction(root, run, "proven", params["why"])}
+    result: Dict[str, Any] = {"moves": store.close_transaction(root, run, params["why"])}
     if result["moves"]:
         try:
             blobs.collect(root, params["keep"])

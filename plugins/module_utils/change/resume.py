@@ -121,7 +121,7 @@ def _roll_back(root: str, engine: container.Docker, settings: Mapping[str, Any],
         raise failure
     if opened:
         with store.locked(root, time.monotonic() + STORE_WAIT):
-            store.close_transaction(root, run, "proven", f"{owner}: {ROLLBACK_REASON}")
+            store.close_transaction(root, run, f"{owner}: {ROLLBACK_REASON}")
     if not done:
         return f"ended the lease of {owner}, whose run had changed nothing"
     return f"rolled back what {owner} had begun: {'; '.join(done)}"

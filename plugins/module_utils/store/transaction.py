@@ -109,8 +109,8 @@ def history_lines(root: str, run: Run, models: Mapping[str, Move], result: str, 
     return lines
 
 
-def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, Move]:
-    """Append the result of the open transaction to the history, and close the transaction. Return its link moves."""
+def close_transaction(root: str, run: Run, why: str) -> Dict[str, Move]:
+    """Record the models of the open transaction as proven in the history, and close the transaction. Return its link moves."""
     found = read_transaction(root)
     if found is None:
         return {}
@@ -123,7 +123,7 @@ def close_transaction(root: str, run: Run, result: str, why: str) -> Dict[str, M
             link_moves[name] = move
         elif current_label != move["from"]:
             link_moves[name] = {"from": move["from"], "to": current_label, "what": "deploy" if current_label else "withdraw"}
-    history.append_history(root, history_lines(root, run, link_moves, result, why or found.get("why") or ""))
+    history.append_history(root, history_lines(root, run, link_moves, history.PROVEN, why or found.get("why") or ""))
     os.unlink(os.path.join(root, TRANSACTION))
     return dict(found["models"])
 
