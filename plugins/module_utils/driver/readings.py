@@ -127,9 +127,8 @@ def watts(value: Any) -> Optional[float]:
 def memory_bytes(used: Any, size: Any) -> Tuple[Optional[float], Optional[float]]:
     """Return the used and the total memory of a card in bytes. A total without a unit is in bytes from MIN_BYTES on."""
     total, unit = _split(size)
-    is_unit_known = total is not None and (unit in MEMORY or (not unit and total >= MIN_BYTES))
-    units = {**MEMORY, "": 1.0} if is_unit_known and not unit else MEMORY
-    limited_total = _within(quantity(size, units), 1, MAX_BYTES) if is_unit_known else None
+    units = {**MEMORY, "": 1.0} if total is not None and not unit and total >= MIN_BYTES else MEMORY
+    limited_total = _within(quantity(size, units), 1, MAX_BYTES)
     # 0 is the same in every unit.
     limited_used = 0.0 if _split(used)[0] == 0 else quantity(used, units)
     limited_used = _within(limited_used, 0, MAX_BYTES if limited_total is None else limited_total)

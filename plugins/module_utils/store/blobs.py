@@ -206,7 +206,12 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
     for name in store.listed(releases):
         home = os.path.join(releases, name)
         labels = store.labels(root, name)
-        kept = referenced.get(name, set()) | _labels_for_rollbacks(root, name, labels, lines, max(keep, 1))
+        complete = [label for label in labels if _is_complete(root, name, label)]
+        kept = {
+            *referenced.get(name, ()),
+            *history.labels_to_keep(lines, name, complete, max(keep, 1)),
+            history.previous(lines, name, complete, store.served_label(root, name)),
+        }
         for label in labels:
             if label in kept:
                 continue
@@ -230,13 +235,6 @@ def collect(root: str, keep: int) -> Dict[str, Any]:
         freed += trees.remove(path)
         removed.append(os.path.relpath(path, root))
     return {"removed": removed, "bytes": freed}
-
-
-def _labels_for_rollbacks(root: str, name: str, labels: List[str], lines: List[Dict[str, Any]], keep: int) -> Set[str]:
-    """Return the labels of the complete releases that have to stay for rollbacks."""
-    complete = [label for label in labels if _is_complete(root, name, label)]
-    previous = history.previous(lines, name, complete, store.served_label(root, name))
-    return {*history.labels_to_keep(lines, name, complete, keep), *([previous] if previous else [])}
 
 
 def _is_complete(root: str, name: str, label: str) -> bool:
@@ -300,14 +298,11 @@ def _linked(directory: str) -> Set[str]:
 def _expired(directory: str, age: float) -> List[str]:
     """Return the entries of a directory that are older than `age` seconds. Skip a missing or locked directory."""
     found: List[str] = []
-    try:
-        with locked(directory, wait=False):
-            for name in store.listed(directory):
-                path = os.path.join(directory, name)
-                # Another process can remove the file meanwhile. The age comes from st_ctime, because a transfer can set st_mtime.
-                with suppress(FileNotFoundError):
-                    if name != CONTROLLER and time.time() - os.lstat(path).st_ctime > age:
-                        found.append(path)
-    except (Busy, FileNotFoundError):
-        pass
+    with suppress(Busy, FileNotFoundError), locked(directory, wait=False):
+        for name in store.listed(directory):
+            path = os.path.join(directory, name)
+            # Another process can remove the file meanwhile. The age comes from st_ctime, because a transfer can set st_mtime.
+            with suppress(FileNotFoundError):
+                if name != CONTROLLER and time.time() - os.lstat(path).st_ctime > age:
+                    found.append(path)
     return found

@@ -139,10 +139,9 @@ def items(options: Mapping[str, Any], limits: Limits) -> Iterator[Item]:
 
     for name, desired in options["desired"].items():
         yield Item(f"state/{name}.json", functools.partial(_state, name, desired))
-    yield Item("host/maintenance.json", lambda: readers.read_file(options["root"] + "/maintenance.json", limits), optional=True)
-    yield Item("host/watchdog.json", lambda: readers.read_file(options["root"] + "/watchdog.json", limits), optional=True)
-    # The bundle has the result of the probe, but not the checks with their golden data.
-    yield Item("host/probe.json", lambda: readers.read_file(options["root"] + "/probe.json", limits), optional=True)
+    # The bundle has the result of the probe (probe.json), but not the checks with their golden data.
+    for name in ("maintenance.json", "watchdog.json", "probe.json"):
+        yield Item(f"host/{name}", functools.partial(readers.read_file, f"{options['root']}/{name}", limits), optional=True)
     yield Item("host/system.txt", _system)
     yield run("host/uname.txt", "uname", "-a")
     kernel = [f"/proc/{name}" for name in ("cmdline", "uptime", "loadavg", "modules")]
