@@ -246,9 +246,11 @@ def failure_message(host: str, result: Mapping[str, Any]) -> str:
 
     if result["back"] == host_change.NOTHING:
         return f"{host}: {result['why']}"
-    outcome = f"the {'new container' if result['replaces'] else 'server'} does not serve what it should"
+    outcome = "the server does not serve what it should"
     if result["accepted"] is False:
         outcome = "the change was not accepted"
+    elif result["replaces"]:
+        outcome = "the new container does not serve what it should"
     return f"{host}: {outcome} ({result['back']}): {result['why']}"
 
 
