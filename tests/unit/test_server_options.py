@@ -57,6 +57,18 @@ def test_the_variables_of_the_command_line_are_found() -> None:
     assert {"triton_server_log_verbose", "triton_server_poll_seconds", "triton_server_auto_complete_config"} <= set(COMMAND)
 
 
+def test_every_variable_of_the_server_is_read() -> None:
+    """The variables of the watchdog are read by their common beginning."""
+    patterns = ("plugins/**/*.py", "playbooks/**/*.yml", "roles/*/tasks/*.yml", "roles/*/vars/*.yml", "roles/*/templates/*")
+    # These tables list variables, and read none.
+    tables = ("bounds.py", "arguments.py")
+    paths = [path for pattern in patterns for path in ROOT.glob(pattern) if path.name not in tables]
+    words = set(re.findall(r"\w+", " ".join(path.read_text() for path in paths)))
+    names = [name for name in CHANGES if not name.startswith("triton_server_watchdog_")]
+    assert len(names) > 20
+    assert [name for name in names if name not in words] == []
+
+
 @pytest.mark.parametrize("name", COMMAND)
 def test_adoption_reads_an_option_back_into_its_variable(name: str) -> None:
     given, strange = options.options(line(**{name: COMMAND[name]}))
