@@ -16,7 +16,7 @@ BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 NAMED = re.compile(r"`([\w./-]+)`:\s*$")
 # Languages of blocks that are files. Blocks of `sh` are commands, and blocks of `text` are not used.
 FILES = ("yaml", "python", "protobuf")
-SECONDS = 900  # The longest time of a command
+SECONDS = 1800  # The longest time of a command on a busy machine
 
 
 @dataclass
@@ -126,8 +126,12 @@ class Reader:
         raise SystemExit(f"`{command}` did not end, or ended the shell:\n{''.join(lines)[-3000:]}")
 
     def close(self) -> None:
-        """End the shell."""
+        """End the shell. If its command still runs, kill the shell, because the reader has already reported the command."""
         if self.shell.stdin:
             self.shell.stdin.close()
-        self.shell.wait(timeout=30)
+        try:
+            self.shell.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.shell.kill()
+            self.shell.wait()
         self.log.close()
