@@ -252,6 +252,6 @@ def test_a_file_of_a_model_that_becomes_a_link_is_not_followed(tmp_path: Path, m
 def test_requests_are_sent_to_the_server_of_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
     with http_server({"POST /v2/models/words/infer": (200, {"outputs": []})}) as triton:
         monkeypatch.setattr(subject, "find", lambda _engine, _name: ({}, {"argv": []}))
-        monkeypatch.setattr(subject, "endpoint", lambda _inspect, _argv: ("127.0.0.1", triton.port))
+        monkeypatch.setattr(subject.options, "endpoint", lambda _inspect, _argv: ("127.0.0.1", triton.port))
         found = subject.infer(FakeEngine({}), {"name": "guide", "requests": {"words": "{}"}})
     assert found == {"words": (200, {"outputs": []})}
