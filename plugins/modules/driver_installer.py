@@ -63,8 +63,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
 
 # An error message shows at most MAX_LINES lines from the last TAIL_BYTES bytes of the log.
-MAX_LINES = 30
-TAIL_BYTES = 16384
+MAX_LINES, TAIL_BYTES = 30, 16384
 # Longest time in seconds between SIGTERM and SIGKILL
 MAX_WAIT_SECONDS = 30.0
 
