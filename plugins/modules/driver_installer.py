@@ -51,46 +51,12 @@ log:
   type: str
 """
 
-# AnsibleModule.run_command cannot end the installer's child processes after a timeout. pylint: disable=ansible-bad-function
 import os
-import signal
-import subprocess
 import time
-from contextlib import suppress
-from typing import IO, List, Optional
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import installer
 from ansible_collections.npufleet.triton.plugins.module_utils.store import foreign
-
-# An error message shows at most MAX_LINES lines from the last TAIL_BYTES bytes of the log.
-MAX_LINES, TAIL_BYTES = 30, 16384
-# Longest time in seconds between SIGTERM and SIGKILL
-MAX_WAIT_SECONDS = 30.0
-
-
-def run_installer(command: List[str], log: IO[bytes], timeout: float) -> Optional[int]:
-    """Return the exit code of an installer, or None if the installer was ended after the timeout."""
-    # The installer has a session of its own, so that its children can be ended with it. pylint: disable=consider-using-with
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(MAX_WAIT_SECONDS)
-        # Child processes may still run, so the whole process group is killed.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return None
-
-
-def last_lines(path: str) -> str:
-    """Return the last non-empty lines of a log."""
-    with open(path, "rb") as source:
-        source.seek(max(os.path.getsize(path) - TAIL_BYTES, 0))
-        lines = source.read().decode("utf-8", "replace").splitlines()
-    return "\n".join([line.rstrip() for line in lines if line.strip()][-MAX_LINES:])
 
 
 def main() -> None:
@@ -110,14 +76,14 @@ def main() -> None:
             pass
         with os.fdopen(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as log:
             os.fchmod(log.fileno(), 0o600)
-            code = run_installer([path, *module.params["arguments"]], log, limit)
+            code = installer.run([path, *module.params["arguments"]], log, limit)
     except foreign.Untrusted as error:
         module.fail_json(msg=f"the installer was not run: {path} {error}. Run rbln_driver again, which copies and verifies it.")
     except OSError as error:
         module.fail_json(msg=f"the installer could not be run: {error}")
     if code != 0:
         reason = f"the installer was killed after {limit} s" if code is None else f"the installer ended with exit code {code}"
-        lines = last_lines(log_path)
+        lines = installer.last_lines(log_path)
         module.fail_json(msg=f"{reason}. The whole output is in {log_path}. The last lines:\n{lines}", changed=True)
     module.exit_json(changed=True, seconds=round(time.monotonic() - start, 1), log=log_path)
 

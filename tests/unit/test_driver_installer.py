@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.npufleet.triton.plugins.module_utils.driver import installer as subject
 from ansible_collections.npufleet.triton.plugins.modules import driver_installer
 from helpers import run_module
 
@@ -60,7 +61,7 @@ def test_one_that_fails_is_told_by_the_end_of_its_words(installer: Path) -> None
 
 
 def test_one_that_hangs_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch, installer: Path, tmp_path: Path) -> None:
-    monkeypatch.setattr(driver_installer, "MAX_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(subject, "MAX_WAIT_SECONDS", 0.2)
     child = f'trap "" TERM; echo $$ > {tmp_path}/child; for round in $(seq 300); do sleep 0.05; done'
     script = f"trap '' TERM; sh -c '{child}' & echo begun; wait\n"
     began = time.monotonic()
