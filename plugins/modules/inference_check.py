@@ -267,6 +267,14 @@ OPTIONS: Dict[str, Any] = {
                     "key": {"type": "str", "no_log": True},
                 },
             },
+            "grpc_tls": {
+                "type": "dict",
+                "options": {
+                    "ca": {"type": "str", "required": True},
+                    "cert": {"type": "str"},
+                    "key": {"type": "str", "no_log": True},
+                },
+            },
             "headers": {"type": "dict", "no_log": True},
         },
         "apply_defaults": True,
@@ -283,7 +291,6 @@ OPTIONS: Dict[str, Any] = {
     "golden_dir": {"type": "list", "elements": "path", "default": []},
     "results_dir": {"type": "path"},
 }
-OPTIONS["server"]["options"]["grpc_tls"] = OPTIONS["server"]["options"]["http_tls"]
 REQUEST: Dict[str, Any] = {
     # The program of the client, a Python archive in Base64
     "program": {"type": "str", "required": True},

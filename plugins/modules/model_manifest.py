@@ -64,7 +64,7 @@ models:
 
 from typing import Any, Dict
 
-from ansible_collections.npufleet.triton.plugins.module_utils import request
+from ansible.module_utils.basic import AnsibleModule
 
 # The action plugin validates the arguments of the task with this specification.
 OPTIONS: Dict[str, Any] = {
@@ -77,7 +77,7 @@ OPTIONS: Dict[str, Any] = {
 def main() -> None:
     """Fail, because the action does the work on the controller."""
     message = "model_manifest runs on the controller. Call it as npufleet.triton.model_manifest."
-    request.ansible_module(OPTIONS).fail_json(msg=message)
+    AnsibleModule(argument_spec=OPTIONS, supports_check_mode=True).fail_json(msg=message)
 
 
 if __name__ == "__main__":

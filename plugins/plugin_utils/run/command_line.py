@@ -11,6 +11,7 @@ import argparse
 import os
 import ssl
 import sys
+from types import MappingProxyType
 from typing import Any, Callable, Dict, Mapping, NoReturn, Optional, Sequence, Tuple
 
 # By default, the core of gRPC writes a log to standard error, between the messages of the command.
@@ -29,7 +30,7 @@ EXIT_CODE_TABLE = "Exit codes\n" + "\n".join(f"  {code:<4} {text}" for code, tex
 # {scheme of a URL: True if it uses TLS}
 SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
 # Ports of Triton
-PORTS = {"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001}
+PORTS = MappingProxyType({"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001})
 
 
 class CommandError(Exception):
