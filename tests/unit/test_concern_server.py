@@ -16,6 +16,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns import se
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server import (
     connection,
     container,
+    credentials,
+    log_reader,
     reader,
 )
 from ansible_collections.npufleet.triton.plugins.module_utils.engine import images
@@ -631,7 +633,7 @@ def test_ulimit_that_is_none_is_refused(words: str) -> None:
 @pytest.mark.parametrize(("started", "plans"), [("2026-11-21T22:00:00.1Z", True), ("2026-11-21T23:00:00.1Z", False)])
 def test_a_load_that_hangs_is_a_difference_until_the_container_starts_again(tmp_path: Any, started: str, plans: bool) -> None:
     (tmp_path / "hung.json").write_text('{"models": ["digits"], "at": 1795300000}')
-    names = reader.hanging_loads(str(tmp_path), started)
+    names = log_reader.hanging_loads(str(tmp_path), started)
     assert names == (["digits"] if plans else [])
     plan = server.diff(wanted(), actual(hung=names))
     assert plan == ([found("loads", "a load that hangs: digits", "a server that can load", "restart")] if plans else [])
@@ -646,13 +648,13 @@ def test_the_start_of_the_process_tells_whether_a_load_still_hangs(
     (tmp_path / "hung.json").write_text(json.dumps(mark))
     monkeypatch.setattr(clock, "process_started", lambda pid: 1000.0 if pid == 7 else None)
     for started in ("2026-11-21T22:00:00.1Z", "2026-11-21T23:00:00.1Z"):
-        assert reader.hanging_loads(str(tmp_path), started, 7) == (["digits"] if hangs else [])
+        assert log_reader.hanging_loads(str(tmp_path), started, 7) == (["digits"] if hangs else [])
 
 
 @pytest.mark.parametrize("mark", ["", "{", "[]", "{}"])
 def test_a_mark_of_a_hung_load_that_cannot_be_read(tmp_path: Any, mark: str) -> None:
     (tmp_path / "hung.json").write_text(mark)
-    assert reader.hanging_loads(str(tmp_path), "2026-11-21T22:00:00Z") == []
+    assert log_reader.hanging_loads(str(tmp_path), "2026-11-21T22:00:00Z") == []
 
 
 # The served models
@@ -866,14 +868,14 @@ def read(
             asked.append(begin)
             return SERVER_LOG.splitlines()
         stamped = [line.split(" ", 1) for line in CUT_OFF.splitlines()]
-        return [line for stamp, line in stamped if not until or reader.epoch(stamp) < until]
+        return [line for stamp, line in stamped if not until or log_reader.epoch(stamp) < until]
 
     asked: list[float] = [] if since is None else since
     resources = {"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}
     monkeypatch.setattr(reader, "Engine", FakeEngine(resources))
     monkeypatch.setattr(reader, "read_served", lambda _wanted: served)
-    monkeypatch.setattr(reader.log, "ending_reason", lambda _engine, name: f"the last words of {name}")
-    monkeypatch.setattr(reader.log, "log_lines", lines)
+    monkeypatch.setattr(log_reader.log, "ending_reason", lambda _engine, name: f"the last words of {name}")
+    monkeypatch.setattr(log_reader.log, "log_lines", lines)
     monkeypatch.setattr(
         HTTP_JSON,
         lambda *asked, **_more: (200, {"name": "triton", "version": "2.42.0"}) if asked[3] == "/v2" else (404, None),
@@ -944,9 +946,9 @@ def test_one_that_the_engine_started_again_tells_all_that_it_said_in_the_switch(
     """It ends when it has tried every model, and its next life has come to fewer of them."""
     asked: list[float] = []
     silent = changed("RestartCount", restarts)
-    monkeypatch.setattr(reader.store, "read_transaction", lambda _root: None if renewed is None else {"renewed": renewed})
+    monkeypatch.setattr(log_reader.store, "read_transaction", lambda _root: None if renewed is None else {"renewed": renewed})
     read(monkeypatch, silent, None, since=asked)
-    assert asked == [since or reader.epoch(silent["State"]["StartedAt"])]
+    assert asked == [since or log_reader.epoch(silent["State"]["StartedAt"])]
 
 
 def test_a_server_that_ended_before_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -980,7 +982,7 @@ def test_what_a_server_that_ended_was_still_loading(
     [("2026-11-22T01:25:16.5Z", 1795310716.5), ("2026-11-22T01:25:16Z", 1795310716.0), ("0001-01-01", 0), ("", 0)],
 )
 def test_time_of_the_engine(stamp: str, seconds: float) -> None:
-    assert reader.epoch(stamp) == seconds
+    assert log_reader.epoch(stamp) == seconds
 
 
 @pytest.mark.parametrize("answer", [(0, "connection refused"), (200, "not JSON"), (503, {"version": "2.42.0"})])
@@ -1084,8 +1086,8 @@ def test_a_server_is_read_where_its_container_publishes_it(monkeypatch: pytest.M
 
     monkeypatch.setattr(HTTP_JSON, answer)
     monkeypatch.setattr(reader.keys, "content", lambda path: f"the key in {path}")
-    monkeypatch.setattr(reader.log, "ending_reason", lambda *_asked: "")
-    monkeypatch.setattr(reader.log, "log_lines", lambda *_asked: [])
+    monkeypatch.setattr(log_reader.log, "ending_reason", lambda *_asked: "")
+    monkeypatch.setattr(log_reader.log, "log_lines", lambda *_asked: [])
     inspect = changed("HostConfig.PortBindings", {"8000/tcp": [{"HostIp": "127.0.0.2", "HostPort": "9000"}]})
     inspect["Config"]["Cmd"] = desired_server.desired(
         fleet(triton_server_api_key_name="old-key"), Context(MANIFESTS, image=lambda: LOCKED)
@@ -1176,21 +1178,21 @@ def test_keys_are_mounted_and_in_no_setting_of_the_container() -> None:
 def test_keys_on_the_host_are_read_back(tmp_path: Path) -> None:
     keys = {**desired_server.credentials(KEYS), "path": str(tmp_path / "keys.json")}
     alone, shared = {"group": 61100, "group_must_read": False}, {"group": 61100, "group_must_read": True}
-    assert reader.credentials_flaw(keys, **alone) == "missing"
+    assert credentials.credentials_flaw(keys, **alone) == "missing"
     (tmp_path / "keys.json").write_text(json.dumps(KEYS, sort_keys=True))
     (tmp_path / "keys.json").chmod(0o600)
     owner, group = (tmp_path / "keys.json").stat().st_uid, (tmp_path / "keys.json").stat().st_gid
-    assert reader.credentials_flaw(keys, **alone) == (None if owner == 0 else f"mode 0600 of user {owner} and group {group}")
-    assert reader.credentials_flaw(keys, **shared) == f"mode 0600 of user {owner} and group {group}"
+    assert credentials.credentials_flaw(keys, **alone) == (None if owner == 0 else f"mode 0600 of user {owner} and group {group}")
+    assert credentials.credentials_flaw(keys, **shared) == f"mode 0600 of user {owner} and group {group}"
     (tmp_path / "keys.json").chmod(0o644)
-    assert reader.credentials_flaw(keys, **alone) == f"mode 0644 of user {owner} and group {group}"
+    assert credentials.credentials_flaw(keys, **alone) == f"mode 0644 of user {owner} and group {group}"
     if owner == 0:
         (tmp_path / "keys.json").chmod(0o640)
-        assert reader.credentials_flaw(keys, **shared) == f"mode 0640 of user 0 and group {group}"
+        assert credentials.credentials_flaw(keys, **shared) == f"mode 0640 of user 0 and group {group}"
         os.chown(tmp_path / "keys.json", 0, 61100)
-        assert (reader.credentials_flaw(keys, **shared), reader.credentials_flaw(keys, **alone)) == (None, None)
+        assert (credentials.credentials_flaw(keys, **shared), credentials.credentials_flaw(keys, **alone)) == (None, None)
     (tmp_path / "keys.json").write_text("{}")
-    assert str(reader.credentials_flaw(keys, **alone)).startswith("SHA-256 44136fa355b3")
+    assert str(credentials.credentials_flaw(keys, **alone)).startswith("SHA-256 44136fa355b3")
     asked = wanted(triton_server_cloud_credentials=KEYS)
     (first, *_rest) = server.diff(asked, {**actual(), "credentials": "nothing"})
     digest = asked["credentials"]["sha256"][:12]
@@ -1236,11 +1238,11 @@ def test_the_same_secrets_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_last_words_tell_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "hanging_loads", lambda *_asked: [])
+    monkeypatch.setattr(log_reader, "hanging_loads", lambda *_asked: [])
     inspect = changed("State", {"Status": "exited", "Running": False, "ExitCode": 1})
     inspect["Config"]["Env"] = ["HF_TOKEN=t0ken-secret"]
     resources = {"/containers/triton/json": inspect, f"/images/{IMAGE['Id']}/json": IMAGE}
     monkeypatch.setattr(reader, "Engine", FakeEngine(resources))
-    monkeypatch.setattr(reader.log, "ending_reason", lambda _engine, _name: "ValueError: t0ken-secret is no token")
-    monkeypatch.setattr(reader.log, "log_lines", lambda *_asked, **_span: [])
+    monkeypatch.setattr(log_reader.log, "ending_reason", lambda _engine, _name: "ValueError: t0ken-secret is no token")
+    monkeypatch.setattr(log_reader.log, "log_lines", lambda *_asked, **_span: [])
     assert server.read(sealed())["log"] == "ValueError: *** is no token"

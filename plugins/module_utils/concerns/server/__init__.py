@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.credentials import CREDENTIALS_HOME
 from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.differences import (
     CONCERN,
     HANGING,
@@ -15,7 +16,8 @@ from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.di
     diff_models,
     diff_serving,
 )
-from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.reader import CREDENTIALS_HOME, hanging_loads, read
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.log_reader import hanging_loads
+from ansible_collections.npufleet.triton.plugins.module_utils.concerns.server.reader import read
 
 # The desired state of a model that Triton itself reads from an object store
 OBJECT_STORE_MODEL: Mapping[str, Any] = {
