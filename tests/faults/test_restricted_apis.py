@@ -127,8 +127,7 @@ def test_a_load_delays_no_other_client_and_hides_the_key(place: BareServer) -> N
     refused: list[str] = []
 
     def load() -> None:
-        asker = place.host.asker()
-        asker.timeout = TIMEOUT
+        asker = place.host.asker()._replace(timeout=TIMEOUT)
         try:
             asker.request("slow", "load")
         except repository.Refused as error:
