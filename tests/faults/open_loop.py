@@ -79,6 +79,26 @@ def double_answer(number: float, answer: Any) -> int:
     return doubled(number, float(np.frombuffer(contents["Y"], np.float32)[0]), int(np.frombuffer(contents["EDITION"], np.int32)[0]))
 
 
+def stream_request(answers: int, wait_ms: int) -> Any:
+    """Return a gRPC request to the model `stream` for a number of answers, each after a wait in milliseconds."""
+    request = service_pb2.ModelInferRequest(model_name="stream")
+    text = " ".join(WORDS).encode()
+    for name, datatype, raw in (
+        ("TEXT", "BYTES", len(text).to_bytes(4, "little") + text),
+        ("COUNT", "INT32", np.int32([answers]).tobytes()),
+        ("WAIT_MS", "INT32", np.int32([wait_ms]).tobytes()),
+    ):
+        request.inputs.add(name=name, datatype=datatype, shape=[1])
+        request.raw_input_contents.append(raw)
+    return request
+
+
+def word(response: Any) -> str:
+    """Return the word in a gRPC answer of the model `stream`."""
+    contents = {output.name: raw for output, raw in zip(response.outputs, response.raw_output_contents)}
+    return str(contents["WORD"][4:].decode())
+
+
 class HttpConnections:
     """Connections that stay open between requests."""
 
@@ -200,26 +220,15 @@ class OpenLoop:
         return double_answer(number, self.stub.ModelInfer(double_request(number), timeout=PATIENCE))
 
     def _server_stream(self, _count: int) -> int:
-        request = service_pb2.ModelInferRequest(model_name="stream")
-        text = " ".join(WORDS).encode()
-        for name, datatype, raw in (
-            ("TEXT", "BYTES", len(text).to_bytes(4, "little") + text),
-            ("COUNT", "INT32", np.int32([ANSWERS]).tobytes()),
-            ("WAIT_MS", "INT32", np.int32([WAIT_MS]).tobytes()),
-        ):
-            request.inputs.add(name=name, datatype=datatype, shape=[1])
-            request.raw_input_contents.append(raw)
         words = []
         # Like tritonclient, this client ends the stream after the last answer.
         requests: queue.Queue[Any] = queue.Queue()
-        requests.put(request)
+        requests.put(stream_request(ANSWERS, WAIT_MS))
         try:
             for answer in self.stub.ModelStreamInfer(iter(requests.get, None), timeout=PATIENCE):
                 if answer.error_message:
                     raise WrongAnswer(answer.error_message)
-                response = answer.infer_response
-                contents = {output.name: raw for output, raw in zip(response.outputs, response.raw_output_contents)}
-                words.append(contents["WORD"][4:].decode())
+                words.append(word(answer.infer_response))
                 if len(words) == ANSWERS:
                     requests.put(None)
         finally:
@@ -229,19 +238,24 @@ class OpenLoop:
         return 0
 
     def _keep_open(self) -> None:
+        """Keep a stream open and send requests on it. Open it again if it is closed.
+
+        All streams call the same decoupled model. If streams also call other models, Triton 24.10 can crash, because it writes into
+        the state of an ended request, which a request to a decoupled model may use again.
+        """
         while not self.stopped.is_set():
             if not self.streaming.wait(EVERY):
                 continue
             requests: queue.Queue[Any] = queue.Queue()
             answers = self.stub.ModelStreamInfer(iter(requests.get, None))
             try:
-                for count in itertools.count():
-                    number = number_of(count)
-                    requests.put(double_request(number))
+                while True:
+                    requests.put(stream_request(1, 0))
                     answer = next(answers)
                     if answer.error_message:
                         raise WrongAnswer(answer.error_message)
-                    double_answer(number, answer.infer_response)
+                    if word(answer.infer_response) != WORDS[0]:
+                        raise WrongAnswer(f"the open stream has {word(answer.infer_response)}")
                     if self.stopped.wait(EVERY) or not self.streaming.is_set():
                         answers.cancel()
                         break
