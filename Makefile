@@ -83,13 +83,9 @@ unit-packages: ## install rsync, rclone, HAProxy, jsonnet, Prometheus and node e
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(UNIT_PROGRAMS) >/dev/null; \
 	fi
 
-unit: venv ## run the unit tests (unit-played: only those that run playbooks; unit-others: only the others)
-unit-played unit-others: venv
-unit unit-played unit-others:
+unit: venv ## run the unit tests
 	@$(MAKE) --no-print-directory unit-packages
-	@$(PY) -m pytest --junit-xml=build/log/$@.xml $(UNIT_TESTS)
-unit-played: UNIT_TESTS := tests/unit/played
-unit-others: UNIT_TESTS := --ignore=tests/unit/played
+	@$(PY) -m pytest --junit-xml=build/log/unit.xml
 
 lint-models: venv ## lint the Triton repository REPO=dir for the release row RELEASE=24.01 (ARGS=--json ...)
 	@PYTHONPATH=collections $(PY) -m ansible_collections.npufleet.triton.plugins.plugin_utils.models.lint \
@@ -139,19 +135,17 @@ test-quick: lint unit ## run lint and the unit tests
 packages: unit-packages
 	@$(MAKE) --no-print-directory lab-base
 
-# A lane is a target of `make test`. Seven lanes run at the same time, because each of them waits now and then. The longest lanes start first
-# and have priority. Lanes without a lab run while the images of the lab are built.
-LANES := molecule-default molecule-serving molecule-models molecule-runfile molecule-production molecule-rollout molecule-monitoring \
-  unit-played unit-others faults lint report-test
+# A lane is a target of `make test`. Six lanes run at the same time, because each of them waits now and then. The longest lanes start first and
+# have priority. Lanes without a lab run while the images of the lab are built.
+LANES := molecule-default molecule-serving molecule-models molecule-runfile molecule-production molecule-rollout molecule-monitoring unit faults lint report-test
 test: ## run all tests; the output of each lane (target) is in build/log
 	@rm -f build/log/lanes
 # The output ends with the duration and the error of each lane, because a CI system may keep only the end of the output.
-	@code=0; $(MAKE) --no-print-directory --jobs=7 --keep-going $(LANES:%=lane-%) || code=$$?; \
+	@code=0; $(MAKE) --no-print-directory --jobs=6 --keep-going $(LANES:%=lane-%) || code=$$?; \
 	  echo "test: all lanes:"; cat build/log/lanes; exit $$code
 $(LANES:%=lane-%): venv
-UNIT_LANES := lane-unit-played lane-unit-others
-$(UNIT_LANES): unit-packages
-$(filter-out $(UNIT_LANES) lane-lint,$(LANES:%=lane-%)): packages
+lane-unit: unit-packages
+$(filter-out lane-unit lane-lint,$(LANES:%=lane-%)): packages
 GIVE_WAY := lint molecule-production molecule-runfile molecule-rollout
 $(GIVE_WAY:%=lane-%): PRIORITY := nice -n 5
 $(GIVE_WAY:%=lane-%): export LAB_CPU_SHARES := 512
