@@ -8,12 +8,12 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from ansible_collections.npufleet.triton.plugins.module_utils.triton import repository
 from bare_server import CONNECTIONS, INFER, TIMEOUT, WHEELS, BareServer
 from host import forget_shared_memory, shared_memory
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -124,31 +124,21 @@ def test_a_load_delays_no_other_client_and_hides_the_key(place: BareServer) -> N
     for entry in connections:
         assert ask(entry) == 200
     sockets = [entry.sock for entry in connections]
-    refused: list[str] = []
-
-    def load() -> None:
-        asker = place.host.asker()._replace(timeout=TIMEOUT)
+    client = place.host.asker()._replace(timeout=TIMEOUT)
+    with ThreadPoolExecutor() as pool:
+        loading = pool.submit(client.request, "slow", "load")
         try:
-            asker.request("slow", "load")
-        except repository.Refused as error:
-            refused.append(str(error))
-
-    loading = threading.Thread(target=load)
-    loading.start()
-    answers: list[int] = []
-    asking = threading.Thread(target=lambda: answers.extend(ask(entry) for entry in connections))
-    try:
-        place.wait(lambda: place.state("slow") == "LOADING" or refused)
-        assert refused == []
-        # Only Triton's own command line contains the key.
-        (secret,) = place.key().values()
-        assert holders(secret) == {Path(f"/proc/{place.host.server.pid}/cmdline").read_bytes()}
-        assert secret not in place.host.log.read_text()
-        asking.start()
-        place.wait(lambda: len(answers) == CONNECTIONS)
-        assert (set(answers), loading.is_alive(), place.state("slow")) == ({200}, True, "LOADING")
-        assert [entry.sock for entry in connections] == sockets, "a connection was replaced"
-    finally:
-        place.go.touch()
-        loading.join()
-    assert (refused, place.state("slow")) == ([], "READY")
+            place.wait(lambda: place.state("slow") == "LOADING" or loading.done())
+            assert not loading.done(), loading.exception()
+            # Only Triton's own command line contains the key.
+            (secret,) = place.key().values()
+            assert holders(secret) == {Path(f"/proc/{place.host.server.pid}/cmdline").read_bytes()}
+            assert secret not in place.host.log.read_text()
+            asking = pool.submit(lambda: {ask(entry) for entry in connections})
+            place.wait(asking.done)
+            assert (asking.result(), loading.done(), place.state("slow")) == ({200}, False, "LOADING")
+            assert [entry.sock for entry in connections] == sockets, "a connection was replaced"
+        finally:
+            place.go.touch()
+        loading.result()
+    assert place.state("slow") == "READY"
