@@ -73,16 +73,21 @@ def double_request(number: float) -> Any:
     return request
 
 
+def raw_outputs(response: Any) -> dict[str, bytes]:
+    """Return {name of an output: its bytes} of a gRPC answer."""
+    return {output.name: raw for output, raw in zip(response.outputs, response.raw_output_contents)}
+
+
 def double_answer(number: float, answer: Any) -> int:
     """Return the edition in a gRPC answer of the model `alpha`. Raises WrongAnswer."""
-    contents = {output.name: raw for output, raw in zip(answer.outputs, answer.raw_output_contents)}
-    return doubled(number, float(np.frombuffer(contents["Y"], np.float32)[0]), int(np.frombuffer(contents["EDITION"], np.int32)[0]))
+    outputs = raw_outputs(answer)
+    return doubled(number, float(np.frombuffer(outputs["Y"], np.float32)[0]), int(np.frombuffer(outputs["EDITION"], np.int32)[0]))
 
 
-def stream_request(answers: int, wait_ms: int) -> Any:
-    """Return a gRPC request to the model `stream` for a number of answers, each after a wait in milliseconds."""
+def stream_request(words: list[str], answers: int, wait_ms: int) -> Any:
+    """Return a gRPC request to the model `stream` for a number of answers, each with one word after a wait in milliseconds."""
     request = service_pb2.ModelInferRequest(model_name="stream")
-    text = " ".join(WORDS).encode()
+    text = " ".join(words).encode()
     for name, datatype, raw in (
         ("TEXT", "BYTES", len(text).to_bytes(4, "little") + text),
         ("COUNT", "INT32", np.int32([answers]).tobytes()),
@@ -93,10 +98,11 @@ def stream_request(answers: int, wait_ms: int) -> Any:
     return request
 
 
-def word(response: Any) -> str:
-    """Return the word in a gRPC answer of the model `stream`."""
-    contents = {output.name: raw for output, raw in zip(response.outputs, response.raw_output_contents)}
-    return str(contents["WORD"][4:].decode())
+def stream_word(answer: Any) -> str:
+    """Return the word in an answer of the model `stream` on a gRPC stream. Raises WrongAnswer if the answer is an error."""
+    if answer.error_message:
+        raise WrongAnswer(answer.error_message)
+    return raw_outputs(answer.infer_response)["WORD"][4:].decode()
 
 
 class HttpConnections:
@@ -223,12 +229,10 @@ class OpenLoop:
         words = []
         # Like tritonclient, this client ends the stream after the last answer.
         requests: queue.Queue[Any] = queue.Queue()
-        requests.put(stream_request(ANSWERS, WAIT_MS))
+        requests.put(stream_request(WORDS, ANSWERS, WAIT_MS))
         try:
             for answer in self.stub.ModelStreamInfer(iter(requests.get, None), timeout=PATIENCE):
-                if answer.error_message:
-                    raise WrongAnswer(answer.error_message)
-                words.append(word(answer.infer_response))
+                words.append(stream_word(answer))
                 if len(words) == ANSWERS:
                     requests.put(None)
         finally:
@@ -249,13 +253,12 @@ class OpenLoop:
             requests: queue.Queue[Any] = queue.Queue()
             answers = self.stub.ModelStreamInfer(iter(requests.get, None))
             try:
-                while True:
-                    requests.put(stream_request(1, 0))
-                    answer = next(answers)
-                    if answer.error_message:
-                        raise WrongAnswer(answer.error_message)
-                    if word(answer.infer_response) != WORDS[0]:
-                        raise WrongAnswer(f"the open stream has {word(answer.infer_response)}")
+                for count in itertools.count():
+                    sent = str(count)
+                    requests.put(stream_request([sent], 1, 0))
+                    received = stream_word(next(answers))
+                    if received != sent:
+                        raise WrongAnswer(f"{received} for {sent}")
                     if self.stopped.wait(EVERY) or not self.streaming.is_set():
                         answers.cancel()
                         break
